@@ -525,13 +525,18 @@ def record_of(path: Path) -> ModelRecord:
 
 
 def load_published(
-    record: ModelRecord, device: str = "auto", shared_weights: Path | None = None
+    record: ModelRecord,
+    device: str = "auto",
+    shared_weights: Path | None = None,
+    shop: Mapping[str, Any] | None = None,
 ) -> Recommender:
-    """Load a published model. Raises ArtifactError if its folder now holds another model."""
+    """Load a published model. `shop` are settings of the shop that replace the saved ones.
+
+    Raises ArtifactError if its folder now holds another model."""
     path = Path(record.path)
     version = artifact_version(path)
     if version != record.version:
         raise ArtifactError(
             f"{path} no longer holds the model {record.version}: it was replaced by {version}"
         )
-    return Recommender.load(path, device=device, shared_weights=shared_weights)
+    return Recommender.load(path, device=device, shop=shop, shared_weights=shared_weights)

@@ -24,12 +24,14 @@ _BUILT_IN = Path(__file__).parent / "recipes"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model, its settings, how to split the data, and the number of models to train and average."""
+    """A model, its settings, how to split the data, how many models to train and average, and the shop."""
 
     model: str = "bundlemage"
     settings: Mapping[str, Any] = field(default_factory=dict)
     split: Mapping[str, Any] = field(default_factory=dict)
     ensemble: int = 1
+    shop: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the shop, such as its currency."""
 
     @classmethod
     def find(cls, text: str) -> Recipe:
@@ -53,7 +55,7 @@ class Recipe:
             raise ConfigError(f"recipe {path} cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"recipe {path} is not valid TOML: {error}") from None
-        known = {"model": str, "ensemble": int, "settings": dict, "split": dict}
+        known = {"model": str, "ensemble": int, "settings": dict, "split": dict, "shop": dict}
         for key, value in content.items():
             if key not in known:
                 raise ConfigError(f"recipe {path}: unknown key {key!r}; the keys are: {', '.join(known)}")
@@ -61,9 +63,16 @@ class Recipe:
                 raise ConfigError(f"recipe {path}: {key!r} must be a {known[key].__name__}, not {value!r}")
         return cls(**content)
 
-    def changed(self, settings: Mapping[str, Any], split: Mapping[str, Any]) -> Recipe:
+    def changed(
+        self, settings: Mapping[str, Any], split: Mapping[str, Any], shop: Mapping[str, Any] | None = None
+    ) -> Recipe:
         """Returns a copy of the recipe with some settings replaced."""
-        return replace(self, settings={**self.settings, **settings}, split={**self.split, **split})
+        return replace(
+            self,
+            settings={**self.settings, **settings},
+            split={**self.split, **split},
+            shop={**self.shop, **(shop or {})},
+        )
 
     def learned(self) -> Recipe:
         """Returns the recipe of the part that learns: for `auto`, BundleMage with the same settings."""
@@ -74,7 +83,7 @@ class Recipe:
 
     def recommender(self) -> Recommender:
         """Returns a recommender with these settings. It is not trained yet."""
-        return Recommender(self.model, ensemble=self.ensemble, **self.settings)
+        return Recommender(self.model, ensemble=self.ensemble, shop=self.shop, **self.settings)
 
     def plan(self) -> SplitPlan:
         """Returns the plan of the split; raises `ConfigError` if a setting is unknown."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -54,13 +54,23 @@ Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class Recommender(Asker):
     """A model together with the data of the shop that it was trained on."""
 
-    def __init__(self, model: str = "bundlemage", *, ensemble: int = 1, **settings: Any) -> None:
+    def __init__(
+        self,
+        model: str = "bundlemage",
+        *,
+        ensemble: int = 1,
+        shop: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         """`model` is the name of a model, and `settings` are its settings.
 
         `ensemble` is the number of models that are trained with different seeds. Their scores are averaged.
-        An ensemble of N models takes N times as long to train and to answer.
+        An ensemble of N models takes N times as long to train and to answer. `shop` are settings of the shop,
+        such as `{"currency": "EUR", "locale": "de_DE"}`: the fields of `wire.shop.ShopSettings`. They are
+        saved with the model, and do not change what it learns.
         """
         super().__init__()
+        self.shop_settings = ShopSettings.of(shop or {})
         self.model_name = model
         self.config: ModelConfig = make_config(model, settings)
         check_ensemble(ensemble, model)
@@ -149,6 +159,7 @@ class Recommender(Asker):
         final = Recommender(
             self.model_name,
             ensemble=self.ensemble,
+            shop=self.shop_settings.model_dump(),
             **{**self.config.model_dump(mode="json"), **self.final_settings()},
         )
         plan = replace(split.plan, protocol="none")
@@ -299,14 +310,22 @@ class Recommender(Asker):
 
     @classmethod
     def load(
-        cls, path: str | Path, *, device: str = "auto", shared_weights: Path | None = None
+        cls,
+        path: str | Path,
+        *,
+        device: str = "auto",
+        shop: Mapping[str, Any] | None = None,
+        shared_weights: Path | None = None,
     ) -> Recommender:
         """Read a saved model and verify the checksum of each file. Returns the recommender.
 
-        Processes that give the same folder as `shared_weights` have the weights in memory only once.
+        `shop` are settings of the shop that replace the saved ones, such as `{"locale": "de_DE"}`. Processes
+        that give the same folder as `shared_weights` have the weights in memory only once.
         """
         artifact = load_artifact(Path(path), shared_weights)
-        return cls._of(artifact, Path(path), device, len(artifact.dataset.users))
+        loaded = cls._of(artifact, Path(path), device, len(artifact.dataset.users))
+        loaded.shop_settings = loaded.shop_settings.changed(shop or {})
+        return loaded
 
     @classmethod
     def load_without_users(cls, path: Path, users: int, sales: Sales, *, device: str = "auto") -> Recommender:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bundlemage import Recommender
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.splits import SplitPlan
 from bundlemage.sample.generate import write_shop
@@ -54,3 +55,10 @@ def test_few_tested_users_are_reported(tmp_path: Path) -> None:
     told = announced(tmp_path, owned, 40)
     assert "protocol some-users" in told
     assert "of 1,500 users are tested, because some-users holds out no bundle of the others" in told
+
+
+def test_settings_of_the_shop_are_saved_with_the_final_model(tmp_path: Path) -> None:
+    shop = ("--shop", "currency=jpy", "--shop", "price_ending=80", "--shop", "owned=show")
+    run("train", "--model", "popularity", "-o", tmp_path / "model", "--final", *shop)
+    settings = Recommender.load(tmp_path / "model").shop_settings
+    assert (settings.currency, settings.price_ending, settings.owned) == ("JPY", 80, "show")

@@ -223,3 +223,12 @@ def test_ids_with_commas_are_quoted_as_in_csv() -> None:
 
     assert ids(['"Tea, green",7', "x"]) == ["Tea, green", "7", "x"]
     assert ids(None) == []
+
+
+def test_a_setting_of_the_shop_is_checked_before_data_is_read(tmp_path: Path) -> None:
+    told = run("train", tmp_path / "nothing", "-o", tmp_path / "model", "--shop", "curency=EUR", code=2)
+    assert "unknown setting 'curency'; did you mean 'currency'?" in " ".join(told.stderr.split())
+    told = run("serve", tmp_path / "nothing", "--shop", "currency=EUT", code=2)
+    assert "'currency' is 'EUT'; there is no such currency" in " ".join(told.stderr.split())
+    told = run("serve", tmp_path / "nothing", "--shop", "EUR", code=2)
+    assert "--shop 'EUR': write it as NAME=VALUE" in " ".join(told.stderr.split())

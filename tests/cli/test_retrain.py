@@ -81,7 +81,7 @@ def test_what_a_published_model_prints_and_what_nothing_new_does(
 
 def test_a_worse_model_is_refused_with_exit_code_0_and_published_by_force(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/late.db")
-    open_late(store, late_model(tmp_path / "good"))
+    open_late(store, late_model(tmp_path / "good", shop={"currency": "JPY"}))
     where = ["--db", tmp_path / "late.db"]
 
     refused = run("retrain", *where, *CRIPPLED)
@@ -94,13 +94,14 @@ def test_a_worse_model_is_refused_with_exit_code_0_and_published_by_force(tmp_pa
     assert forced["published"]
     assert forced["reason"].startswith("forced: ")
     assert Path(forced["path"]).parent == tmp_path  # beside the one that served
+    assert Recommender.load(forced["path"]).shop_settings.currency == "JPY"
     assert store.state().model == forced["version"]
     store.close()
 
 
 def test_another_model_and_only_so_many_old_ones(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/late.db")
-    open_late(store, late_model(tmp_path / "good", epochs=1))
+    open_late(store, late_model(tmp_path / "good", epochs=1, shop={"owned": "show"}))
     where = ["--db", tmp_path / "late.db", "--model", "popularity", "--keep", "1"]
     paths = [Path(run_json("retrain", *where, "--force")["path"]) for _ in range(2)]
     assert store.models()[0].name == "popularity"
@@ -109,6 +110,7 @@ def test_another_model_and_only_so_many_old_ones(tmp_path: Path) -> None:
     assert f"Removed the old model {paths[0]}." in last.stdout.replace("\n", "")
     assert not paths[0].exists()
     assert paths[1].exists()
+    assert Recommender.load(paths[1]).shop_settings.owned == "show"
     assert (tmp_path / "good").exists()
     store.close()
 

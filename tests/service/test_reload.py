@@ -528,3 +528,18 @@ def test_a_database_that_was_put_back_is_followed_as_well(client: httpx.Client, 
         connection.execute("update clock set catalogue = catalogue - 1")
     problem(client.get("/v1/bundles/later"), 404)
     assert best in scores(client)
+
+
+def test_settings_of_the_shop_that_the_service_was_given_stay_after_a_reload(
+    served: Path, sample_database: Path, tmp_path: Path
+) -> None:
+    shop = {"currency": "JPY", "owned": "show"}
+    with inside(served, copied(sample_database, tmp_path), shop=shop) as running, running.client() as client:
+        first = ok(client.get("/v1/models"))
+        assert (first["shop"]["currency"], first["shop"]["owned"]) == ("JPY", "show")
+        other = Recommender.load(served, shop={"currency": "EUR", "locale": "de_DE"})
+        swap_in(other.save(tmp_path / "other"), served)
+        ok(client.post("/v1/models/reload"))
+        second = ok(client.get("/v1/models"))
+        assert second["serving"] != first["serving"]
+        assert (second["shop"]["currency"], second["shop"]["locale"]) == ("JPY", "de_DE")

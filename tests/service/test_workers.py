@@ -74,7 +74,7 @@ def two(sample_model: Path, sample_database: Path, tmp_path_factory: pytest.Temp
     store = Store.open(url)
     key = new_key(store, "admin")
     store.close()
-    with command(sample_model, url, "--workers", "2") as running:
+    with command(sample_model, url, "--workers", "2", "--shop", "currency=JPY") as running:
         yield Two(running, key)
         assert "Traceback" not in running.log()
 
@@ -141,6 +141,14 @@ def test_they_load_a_new_model_one_after_the_other(two: Two, second_model: Path)
     # Each begins only when the other is done.
     assert [line["worker"] for line in of_models()] in ([1, 1, 2, 2], [2, 2, 1, 1])
     assert ok(two.request("GET", ASK))["model_version"] == record_of(second_model).version
+
+
+def test_all_workers_have_the_settings_of_the_shop_that_the_command_was_given(two: Two) -> None:
+    two.hear_both()  # they serve the model of the test above, which was loaded later
+    after = len(two.log())
+    told = [ok(two.request("GET", "/v1/models"))["shop"]["currency"] for _ in range(16)]
+    assert two.answered_by("/v1/models", after) == {1, 2}
+    assert set(told) == {"JPY"}
 
 
 def test_a_killed_worker_is_replaced_and_the_other_goes_on(two: Two) -> None:

@@ -54,6 +54,7 @@ def serve(
     model: Path | None = None,
     db: Database = None,
     set_: list[str] | None = None,
+    shop: list[str] | None = None,
 ) -> None:
     """Serve a model live: an HTTP API, and a web page.
 
@@ -65,6 +66,9 @@ def serve(
         model [MODEL]: A folder that 'bundlemage train' has written. If left out: the model that the database
             names, or a model of the sample shop.
         --set NAME=VALUE: Any other setting, e.g. served_days=7 or session_hours=1. Repeatable.
+        --shop KEY=VALUE: A setting of the shop that replaces the model's, as long as this service runs:
+            currency=EUR, locale=de_DE, price_ending=0.99, pays=missing, owned=show, stock=hide or
+            mostly_owned=0.8. Repeatable.
     """
     from bundlemage.models.config import parse_config
     from bundlemage.service.settings import Settings
@@ -72,6 +76,8 @@ def serve(
     if model is None and db is None:
         model = _sample_model()
     values = {**settings, "model": model, "db": database_url(db, model), **parsed(set_)}
+    if shop:
+        values["shop"] = parsed(shop, "--shop")
     checked = parse_config(Settings, values)
     with ExitStack() as stack:
         sockets = [stack.enter_context(each) for each in _bound(checked.host, checked.port, checked.workers)]

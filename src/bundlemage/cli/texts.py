@@ -33,9 +33,9 @@ def numbers(pairs: Sequence[str] | None, option: str, expected: str) -> dict[str
     return values
 
 
-def settings(pairs: Sequence[str] | None) -> dict[str, Any]:
+def settings(pairs: Sequence[str] | None, option: str = "--set") -> dict[str, Any]:
     """Texts such as `a=1` as a dict. A value that is not JSON is taken as text."""
-    return {key: _value(text) for key, text in key_values(pairs, "--set").items()}
+    return {key: _value(text) for key, text in key_values(pairs, option).items()}
 
 
 def _value(text: str) -> Any:

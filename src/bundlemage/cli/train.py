@@ -50,6 +50,7 @@ def train(
     recipe: str | None = None,
     model: str | None = None,
     set_: list[str] | None = None,
+    shop: list[str] | None = None,
     epochs: int | None = None,
     seed: int | None = None,
     device: OtherDevice = None,
@@ -80,6 +81,8 @@ def train(
         --model: auto (the best of BundleMage and closed forms, or a blend of them), bundlemage, or any other
             that 'bundlemage models' lists.
         --set NAME=VALUE: A hyperparameter, e.g. embedding_dim=64. Repeatable.
+        --shop KEY=VALUE: A setting of the shop that is saved with the model: currency=EUR, locale=de_DE,
+            price_ending=0.99, pays=missing, owned=show, stock=hide or mostly_owned=0.8. Repeatable.
         --epochs: The maximum number of passes over the data.
         --seed: The seed of everything random in training.
         --protocol: auto (the data's own split, else paper, else some-users if paper would leave less than
@@ -113,6 +116,7 @@ def train(
     chosen = (Recipe.find(recipe) if recipe else Recipe(AUTO)).changed(
         {**settings(set_), **only_given(options)},
         only_given({"protocol": protocol, "seed": split_seed, "histories": histories}),
+        settings(shop, "--shop"),
     )
     chosen = replace(chosen, **only_given({"model": model, "ensemble": ensemble}))
     checkpoints = output.with_name(output.name + ".checkpoints")

@@ -196,10 +196,11 @@ def retrain(
 
 def _candidate(serving: Recommender, model: str | None, changed: Mapping[str, Any]) -> Recommender:
     """Returns the new model, not yet trained."""
+    shop = serving.shop_settings.model_dump()
     if model is not None and model != serving.model_name:
-        return Recommender(model, **{"seed": serving.config.seed, **changed})
+        return Recommender(model, shop=shop, **{"seed": serving.config.seed, **changed})
     settings = {**serving.config.model_dump(mode="json"), **changed}
-    return Recommender(serving.model_name, ensemble=serving.ensemble, **settings)
+    return Recommender(serving.model_name, ensemble=serving.ensemble, shop=shop, **settings)
 
 
 def _comparable(serving: Recommender, candidate: Recommender, force: bool) -> dict[type[Any], bool]:

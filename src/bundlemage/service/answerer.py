@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -86,7 +86,7 @@ class Answerer:
         waits until another one returns a connection."""
         self.failed: dict[str, str] = {}
         """For each model version that could not be loaded: the reason."""
-        self._served_days = settings.served_days
+        self._served_days, self._shop = settings.served_days, settings.shop
         torch.set_num_threads(settings.threads)
         self.serving = live
         """The model and catalogue of the last answer. They may be outdated; `on_live` updates them first."""
@@ -200,7 +200,7 @@ class Answerer:
             if (self._next or self.serving).record.version != record.version:
                 log.info("loading the model %s", record.version)
                 now = self.serving
-                following = _opened(record, now.stock, now.sales, folder=self._shared.folder)
+                following = _opened(record, now.stock, now.sales, self._shop, folder=self._shared.folder)
             if not published and instead_of is not None:
                 self.store.publish(record, instead_of=instead_of)
             elif not published and not self.store.select_model(record.version):
@@ -388,17 +388,23 @@ def _unknown(live: Live, question: Question) -> UnknownThingsError | None:
     return None
 
 
-def load_live(store: Store, record: ModelRecord, device: str = "auto") -> Live:
-    """Returns a published model with the store's catalogue, ready to serve."""
-    return _opened(record, EMPTY.after(store.catalogue()), store.sales(), device)
+def load_live(store: Store, record: ModelRecord, shop: Mapping[str, Any], device: str = "auto") -> Live:
+    """Returns a published model with the store's catalogue, ready to serve. `shop` are settings of the shop
+    that replace the saved ones."""
+    return _opened(record, EMPTY.after(store.catalogue()), store.sales(), shop, device)
 
 
 def _opened(
-    record: ModelRecord, stock: Stock, sales: Sales, device: str = "auto", folder: Path | None = None
+    record: ModelRecord,
+    stock: Stock,
+    sales: Sales,
+    shop: Mapping[str, Any],
+    device: str = "auto",
+    folder: Path | None = None,
 ) -> Live:
     """Returns a model that has answered once. Raises `ConfigError` if it was trained for another shop, and
     `ArtifactError` if it cannot be loaded or cannot answer."""
-    recommender = load_published(record, device, folder)
+    recommender = load_published(record, device, folder, shop)
     items = recommender.dataset.items
     if stock.items and not any(name in items for name in stock.items):
         first, other = next(iter(stock.items)), next(iter(items), "none")

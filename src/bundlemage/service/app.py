@@ -107,7 +107,7 @@ def start_service(settings: Settings, store: Store, live: Live, shared: Shared |
     if (
         live.shop.device.type != resolve_device("auto").type
     ):  # a forked process cannot use the GPU of another one
-        live = load_live(store, live.record)
+        live = load_live(store, live.record, settings.shop)
     answerer = Answerer(store, live, settings, shared)
     metrics = Metrics(lambda: len(answerer.batcher), shared)
     security = Security(settings, store.beside(connections=3), shared)
@@ -127,7 +127,7 @@ def open_live(settings: Settings, store: Store, progress: Progress = in_silence)
             if store.is_empty():  # otherwise another process has just imported it
                 raise
     try:
-        live = load_live(store, record, device)
+        live = load_live(store, record, settings.shop, device)
     except (ArtifactError, UnsupportedError) as error:
         if record.version != before:  # a model that is named here for the first time
             raise
@@ -140,7 +140,7 @@ def open_live(settings: Settings, store: Store, progress: Progress = in_silence)
         log.warning(
             "%s. This was the published model; %s is now published and serves instead", error, settings.model
         )
-        record, live = other, load_live(store, other, device)
+        record, live = other, load_live(store, other, settings.shop, device)
     known = store.model(record.version)
     if before != record.version or known is None or known.path != record.path:
         try:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from bundlemage.wire.design import LONG_SECONDS
+from bundlemage.wire.shop import ShopSettings
+
+
+def _checked_shop(values: dict[str, Any]) -> dict[str, Any]:
+    ShopSettings.of(values)  # raises a ConfigError that names every wrong setting
+    return values
 
 
 class Settings(BaseModel):
@@ -22,6 +29,8 @@ class Settings(BaseModel):
     """The URL of the store: `sqlite:///FILE` or `postgresql://…`."""
     model: Path | None = None
     """A saved model to publish and serve; None serves the model that is published in the store."""
+    shop: Annotated[dict[str, Any], AfterValidator(_checked_shop)] = Field(default={})
+    """Settings of the shop that replace those saved with each model that is served: see `wire.shop`."""
     rate_limit: float = Field(default=2000, gt=0)
     """Maximum number of requests per second for each key, or for each address if there is no key. After a
     pause, up to twice this number may arrive at once."""

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bundlemage.wire.design import Change, Rule
 from bundlemage.wire.requests import add_examples
+from bundlemage.wire.shop import ShopSettings
 
 T = TypeVar("T")
 
@@ -215,10 +216,18 @@ class ModelLine(Out):
     """The reason why the model could not be loaded; null if loading has not failed."""
 
 
+class ShopOut(ShopSettings):
+    """The settings of the shop: how prices are written, and how answers treat what users own."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra=add_examples)
+
+
 class Models(Listing[ModelLine]):
     """All models that were ever published, the newest first."""
 
     serving: str
+    shop: ShopOut
+    """The settings of the shop with which the service answers."""
     models: tuple[ModelLine, ...]
 
 

@@ -5,16 +5,74 @@ They are saved with the model. `Recommender.shop_settings`, `train --shop` and `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
 from bundlemage.errors import config_error
 
 OwnedRule: TypeAlias = Literal["hide", "demote", "show"]
 StockRule: TypeAlias = Literal["hide", "last", "show"]
 Pays: TypeAlias = Literal["whole", "missing", "discount"]
+
+
+@cache
+def _currencies() -> frozenset[str]:
+    from babel.core import get_global  # late: the command line starts faster without Babel
+
+    used = get_global(
+        "territory_currencies"
+    ).values()  # for each: the code, its years, whether it is paid with
+    return frozenset(code for each in used for code, _, end, paid in each if end is None and paid)
+
+
+def _checked_currency(code: str) -> str:
+    if code.upper() not in _currencies():
+        hint = _hint(code.upper(), _currencies())
+        raise ValueError(f"there is no such currency: give an ISO 4217 code such as EUR.{hint}")
+    return code.upper()
+
+
+def _checked_locale(name: str) -> str:
+    from babel import Locale, UnknownLocaleError
+    from babel.localedata import locale_identifiers
+
+    name = name.replace("-", "_")
+    try:
+        Locale.parse(name)
+    except (UnknownLocaleError, ValueError):
+        hint = _hint(name, locale_identifiers())
+        raise ValueError(
+            f"there is no such locale: give a language, or a language and a region, as in de or en_US.{hint}"
+        ) from None
+    return name
+
+
+def _hint(text: str, known: Iterable[str]) -> str:
+    close = get_close_matches(text, sorted(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _decimals(currency: str | None) -> int:
+    if currency is None:
+        return 2
+    from babel.numbers import get_currency_precision
+
+    return get_currency_precision(currency)
+
+
+def _checked_ending(ending: float | None, info: ValidationInfo) -> float | None:
+    currency = info.data.get("currency")
+    if ending is not None and round(ending, _decimals(currency)) != ending:
+        prices = f"prices in {currency}" if currency else "prices without a currency"
+        decimals = _decimals(currency)
+        raise ValueError(
+            f"{prices} have {decimals or 'no'} decimals: give an ending such as {0.99 if decimals else 80}"
+        )
+    return ending
 
 
 class ShopSettings(BaseModel):
@@ -35,12 +93,21 @@ class ShopSettings(BaseModel):
     """What a user pays who owns some items of a bundle. `whole`: the price of the bundle. `missing`: the
     missing items' part of that price, as on Steam. `discount`: the prices of the missing items minus the
     discount of the bundle."""
-    currency: str | None = None
+    currency: Annotated[str, AfterValidator(_checked_currency)] | None = None
     """The currency of all prices, as an ISO 4217 code such as EUR. None: prices are plain numbers."""
-    locale: str = "en"
+    locale: Annotated[str, AfterValidator(_checked_locale)] = "en"
     """The language and region in which prices and sentences are written, such as en_US, de or ja_JP."""
-    price_ending: Annotated[float, Field(ge=0, lt=1000)] | None = None
-    """How the prices of designed bundles end: 0.99 turns 23.40 into 22.99. None: they are not changed."""
+    price_ending: Annotated[
+        Annotated[float, Field(ge=0, lt=1000)] | None, AfterValidator(_checked_ending)
+    ] = None
+    """How the prices of designed bundles end. 0.99 turns 23.40 into 22.99, and 80 turns 1,312 into 1,280:
+    the highest price with this ending that is not above the computed one. A computed price below the ending
+    is not changed. None: no price is changed."""
+
+    @property
+    def decimals(self) -> int:
+        """The number of decimals of a price: those of the currency, or 2 without a currency."""
+        return _decimals(self.currency)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -49,7 +116,8 @@ class ShopSettings(BaseModel):
 
     def changed(self, values: Mapping[str, Any]) -> Self:
         """Returns a copy with other values. Raises a `ConfigError` that names every wrong one."""
+        together = {**self.model_dump(), **values}
         try:
-            return self.model_validate({**self.model_dump(), **values})
+            return self.model_validate(together)
         except ValidationError as error:
-            raise config_error(error, values, type(self).model_fields) from None
+            raise config_error(error, together, type(self).model_fields) from None

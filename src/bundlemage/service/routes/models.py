@@ -20,7 +20,16 @@ from bundlemage.progress import Progress
 from bundlemage.service.problems import ApiError
 from bundlemage.service.routes.common import RequestId, TheService, allow
 from bundlemage.store.records import ServedSummary
-from bundlemage.wire.answers import Exposure, Insights, ModelLine, Models, Reloaded, ServedOut, ServingModel
+from bundlemage.wire.answers import (
+    Exposure,
+    Insights,
+    ModelLine,
+    Models,
+    Reloaded,
+    ServedOut,
+    ServingModel,
+    ShopOut,
+)
 from bundlemage.wire.requests import ReloadIn
 
 if TYPE_CHECKING:
@@ -37,13 +46,14 @@ BUNDLES_AT_A_TIME = 200
 @router.get("/models", **allow("read"))
 async def models(service: TheService) -> Models:
     """All models that were ever published, the newest first."""
-    serving = (await service.now()).record.version
+    live = await service.now()
+    serving, shop = live.record.version, ShopOut(**live.shop_settings.model_dump())
     published, failed = await run_in_threadpool(service.store.models), service.answerer.failed
     models = tuple(
         ModelLine(**vars(record), serving=record.version == serving, problem=failed.get(record.version))
         for record in published
     )
-    return Models(serving=serving, models=models)
+    return Models(serving=serving, shop=shop, models=models)
 
 
 @router.post("/models/reload", **allow("admin", 404, 409, 413))
