@@ -228,7 +228,7 @@ class Asker:
         """
         require(self.model, Completer)
         request = DesignRequest.of(**conditions) if request is None else request
-        return design(self.model, self.shop, *self._encode([user]), request, progress)
+        return design(self.model, self.shop, *self._encode([user]), request, self.shop_settings, progress)
 
     def explain(
         self, user: User, *, bundle: Id | None = None, item: Id | None = None, items: Sequence[Id] = ()
@@ -302,6 +302,7 @@ class Asker:
             items,
             price,
             discount=discount,
+            settings=self.shop_settings,
             k=k,
             calibration=self.new_bundle_calibration,
             count=count,

@@ -32,6 +32,7 @@ from bundlemage.models.ragged import Contents, Ragged
 from bundlemage.models.registry import make_config
 from bundlemage.sample.kinds import dataset_of_kind
 from bundlemage.wire.design_answers import BundleForecast
+from bundlemage.wire.shop import ShopSettings
 from tests.cli.run import run, run_json
 from tests.small_shop import QUICK, dataset_of, row_of, shop_of_unequal_tastes, small_shop
 
@@ -370,7 +371,9 @@ def test_batches_make_no_difference(
 ) -> None:
     people = in_batches(fitted, rows)
     calibration = fitted.new_bundle_calibration
-    again = forecast(fitted.model, fitted.shop, people, items, 20.0, k=5, calibration=calibration)
+    again = forecast(
+        fitted.model, fitted.shop, people, items, 20.0, settings=ShopSettings(), k=5, calibration=calibration
+    )
     assert again.expected == pytest.approx(found.expected, rel=1e-5)
     assert (again.low, again.high) == (found.low, found.high)
     assert [person.id for person in again.people] == [person.id for person in found.people]
@@ -416,7 +419,9 @@ def test_a_replacement_brings_more_people(apart: Recommender) -> None:
     trade.items_gone[apart.dataset.items.position(found.replacement.id)] = True
     less = Shop(apart.dataset, CPU, trade)
     everyone = in_batches(apart, 100)
-    again = forecast(apart.model, less, everyone, items, calibration=apart.new_bundle_calibration)
+    again = forecast(
+        apart.model, less, everyone, items, settings=ShopSettings(), calibration=apart.new_bundle_calibration
+    )
     assert again.replacement is None or again.replacement.id != found.replacement.id
 
 

@@ -42,6 +42,8 @@ from bundlemage.data.folders import beside, write_whole
 from bundlemage.errors import ArtifactError
 from bundlemage.progress import Progress, in_silence
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, kept
+from bundlemage.wire.money import price_text
+from bundlemage.wire.shop import ShopSettings
 
 FORMAT = "bundlemage"
 FORMAT_VERSION = 1
@@ -563,7 +565,7 @@ Recommends this shop's bundles to a user and completes partial bundles. The shop
 {len(dataset.users):,} users, {len(dataset.bundles):,} bundles and {len(dataset.items):,} items
 ({dataset.user_bundle.nnz:,} user-bundle, {dataset.user_item.nnz:,} user-item and
 {dataset.bundle_item.nnz:,} bundle-item pairs). The protocol `{config["protocol"]}`
-with seed {config["split"]["seed"]} divided the pairs into training and held-out pairs.
+with seed {config["split"]["seed"]} divided the pairs into training and held-out pairs.{_prices(config)}
 {notes}{_inside(choice)}
 ## How good it is
 {_final(metrics)}{_metrics(metrics)}
@@ -584,6 +586,15 @@ model.recommend({next(iter(dataset.users), "")!r}, k=5)
 
 This folder also contains the purchase histories of the training users: protect it like other personal data.
 """
+
+
+def _prices(config: dict[str, Any]) -> str:
+    """How the shop writes its prices, if it has said so."""
+    settings = ShopSettings(**config["shop"])
+    if settings.currency is None:
+        return ""
+    example = price_text(1234.5, settings)
+    return f"\nPrices are in {settings.currency} and are written as {example} (locale `{settings.locale}`)."
 
 
 def _inside(choice: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from bundlemage.core.filters import Filter, Shelf
 from bundlemage.core.history import Id
 from bundlemage.core.ranking import top
 from bundlemage.core.shop import Shop
-from bundlemage.designer.constraints import price_of
+from bundlemage.designer.constraints import list_price_of, price_of
 from bundlemage.errors import ConfigError, UnsupportedError
 from bundlemage.models.base import Completer, Embedder, Histories, Matcher, Model, can, require
 from bundlemage.models.ragged import Ragged
@@ -32,6 +32,7 @@ from bundlemage.wire.design_answers import (
     ForecastWeakest,
 )
 from bundlemage.wire.requests import MOST_OFF
+from bundlemage.wire.shop import ShopSettings
 
 UserBatches: TypeAlias = Callable[[], Iterable[tuple[Sequence[str], Histories]]]
 """A function that returns all users in batches, each with ids and histories. It is called several times."""
@@ -49,6 +50,7 @@ def forecast(
     items: Sequence[Id],
     price: float | None = None,
     *,
+    settings: ShopSettings,
     discount: float | None = None,
     k: int = 10,
     calibration: NewBundleCalibration | None = None,
@@ -65,7 +67,7 @@ def forecast(
     inside = tuple(dict.fromkeys(shop.dataset.items.positions(map(str, items)).tolist()))
     if not inside:
         raise ConfigError("a bundle without items has no audience: give at least one item")
-    price, list_price, discount = _prices(shop, inside, price, discount)
+    price, list_price, discount = _prices(shop, settings, inside, price, discount)
     notes = []
     if calibration is None:
         notes.append(UNCALIBRATED)
@@ -129,7 +131,11 @@ def _named(shelf: Shelf, place: int) -> dict[str, Any]:
 
 
 def _prices(
-    shop: Shop, inside: Sequence[int], price: float | None, discount: float | None
+    shop: Shop,
+    settings: ShopSettings,
+    inside: Sequence[int],
+    price: float | None,
+    discount: float | None,
 ) -> tuple[float | None, float | None, float | None]:
     """Returns the price of a bundle, the sum of its items' prices, and the discount; None if unknown."""
     if price is not None and discount is not None:
@@ -139,7 +145,7 @@ def _prices(
     if discount is not None and not (_is_number(discount) and 0 <= discount <= MOST_OFF):
         raise ConfigError(f"the discount is {discount!r}; it should be a fraction from 0 to {MOST_OFF}")
     prices = [shop.item_shelf.facts(item).price for item in inside]
-    list_price = price_of(prices)
+    list_price = list_price_of(prices, settings)
     if list_price is None:
         if discount is not None:
             name = shop.dataset.items[inside[prices.index(None)]]
@@ -149,7 +155,7 @@ def _prices(
             )
         return price, None, None
     if price is None:
-        return price_of(prices, discount or 0.0), list_price, discount or 0.0
+        return price_of(prices, discount or 0.0, settings), list_price, discount or 0.0
     return price, list_price, 1 - price / list_price if list_price else None
 
 

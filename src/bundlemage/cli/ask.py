@@ -100,7 +100,11 @@ def recommend(
         show.print_json({"user": known_id(user), "bundles": [asdict(answer) for answer in answers]})
     else:
         describe(model, asked, known_id(user))
-        cards = show.bundle_cards(model.dataset, answers, new) if answers else _none_left("bundle", where)
+        cards = (
+            show.bundle_cards(model.dataset, answers, model.shop_settings, new)
+            if answers
+            else _none_left("bundle", where)
+        )
         show.out.print(cards)
 
 
@@ -265,7 +269,7 @@ def complete(
     inside = [show.item_name(model.dataset, position) for position in model.shop.item_positions(partial)]
     show.out.print(f"in the bundle: {show.names(inside)}")
     if answers:
-        show.out.print(show.item_table(model.dataset, answers, "to complete it"))
+        show.out.print(show.item_table(model.dataset, answers, "to complete it", model.shop_settings))
     else:
         show.out.print(_none_left("item", where))
 

@@ -14,6 +14,7 @@ from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
+    from bundlemage.wire.shop import ShopSettings
 
 SETTINGS = FromModel(
     "bundlemage.campaigns.settings.Campaign",
@@ -75,21 +76,22 @@ def campaign(
     if as_json:
         show.print_json({**summary.to_json(), "folder": str(output), "seconds": seconds})
         return
-    for line in _sentences(summary):
+    for line in _sentences(summary, job.recommender.shop_settings):
         show.say(line)
     show.say(f"written to [bold]{show.plain(output)}[/] in {seconds:,.1f} s")
 
 
-def _sentences(summary: CampaignSummary) -> list[str]:
+def _sentences(summary: CampaignSummary, shop: ShopSettings) -> list[str]:
     """The summary as lines of text."""
     quantity = summary.settings["value"]
+    value = show.money(summary.value, shop) if quantity == "takings" else f"{summary.value:,.2f}"
     lines = [
         f"{summary.users:,} users are shown {summary.shown:,} bundles ({summary.different:,} different ones)"
         f"; {summary.with_nothing:,} users get none",
-        f"expected {quantity}: [bold]{summary.value:,.2f}[/]"
+        f"expected {quantity}: [bold]{value}[/]"
         + _share(summary.share_of_bound, "of the upper bound within the limits")
         + _share(summary.share_of_unconstrained, "of the value without limits"),
-        *(f"{name.replace('_', ' ')}: {_used(name, use)}" for name, use in summary.limits.items()),
+        *(f"{name.replace('_', ' ')}: {_used(name, use, shop)}" for name, use in summary.limits.items()),
     ]
     if summary.chances == "softmax":
         lines.append(
@@ -112,10 +114,11 @@ def _share(share: float | None, of: str) -> str:
     return "" if share is None else f", {share:.1%} {of}"
 
 
-def _used(name: str, use: dict[str, Any]) -> str:
+def _used(name: str, use: dict[str, Any], shop: ShopSettings) -> str:
     if name == "stock":
         return f"{use['used']:,.0f} of {use['of']:,.0f} units; {use['used_up']:,} items used up"
     if name == "shown_at_most":
         return f"{use['most']:,} of {use['of']:,}; {use['bundles_at_limit']:,} bundles at the limit"
-    decimals = 2 if name == "budget" else 0
-    return f"{use['used']:,.{decimals}f} of {use['of']:,.{decimals}f}"
+    if name == "budget":
+        return f"{show.money(use['used'], shop)} of {show.money(use['of'], shop)}"
+    return f"{use['used']:,.0f} of {use['of']:,.0f}"

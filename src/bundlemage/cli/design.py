@@ -19,6 +19,7 @@ from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
     from bundlemage.wire.design_answers import BundleForecast, Design, Explanation
+    from bundlemage.wire.shop import ShopSettings
 
 REQUEST = FromModel(
     "bundlemage.wire.design.DesignRequest",
@@ -65,7 +66,7 @@ def design(
         return
     describe(model, asked, known_id(user))
     for each in designs:
-        show.out.print(_card(each))
+        show.out.print(_card(each, model.shop_settings))
     if designs.proven:
         show.out.print("No other bundle has a higher value than the first.")
     if not designs.complete:
@@ -144,11 +145,12 @@ def score_bundle(
     """
     from bundlemage.recommender import Recommender
 
-    forecast = Recommender.load(folder, device=device).score_bundle(ids(items), price, discount=discount, k=k)
+    model = Recommender.load(folder, device=device)
+    forecast = model.score_bundle(ids(items), price, discount=discount, k=k)
     if as_json:
         show.print_json(forecast.model_dump(mode="json"))
         return
-    show.out.print(_forecast_card(forecast))
+    show.out.print(_forecast_card(forecast, model.shop_settings))
     if forecast.note:
         show.out.print(f"[yellow]note:[/] {show.plain(forecast.note)}")
 
@@ -156,17 +158,19 @@ def score_bundle(
 # ── Output ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _card(design: Design) -> Panel:
+def _card(design: Design, shop: ShopSettings) -> Panel:
     lines = []
     for item in design.items:
         note = "[dim]in the bundle already[/]" if item.given else f"[cyan]{item.score:.1%}[/]"
-        name = show.name(item.title, item.id) + show.amount(item.price)
+        name = show.name(item.title, item.id) + show.amount(item.price, shop)
         lines.append(f"{'◦' if item.given else '•'} {name}  {note}")
         if item.why is not None:
             lines.append(f"  [dim]{show.plain(item.why.words)}[/]")
     off = f"  [green]−{design.discount:.0%}[/]" if design.discount else ""
-    before = f"  [dim][strike]{design.list_price:,.2f}[/][/]" if design.discount and design.list_price else ""
-    price = "" if design.price is None else f"[bold]{design.price:,.2f}[/]{off}{before}   "
+    before = ""
+    if design.discount and design.list_price:
+        before = f"  [dim][strike]{show.money(design.list_price, shop)}[/][/]"
+    price = "" if design.price is None else f"[bold]{show.money(design.price, shop)}[/]{off}{before}   "
     body = "\n".join([*lines, "", f"{price}[cyan]{design.score:.2%}[/] [dim]value {design.value:.3f}[/]"])
     known = "" if design.same_as is None else f", as in {show.plain(design.same_as)}"
     title = f"{design.rank}. {len(design.items)} items{known}"
@@ -185,9 +189,9 @@ def _reasons(explanation: Explanation, most: int) -> Table:
     return table
 
 
-def _forecast_card(forecast: BundleForecast) -> RenderableType:
-    lines = [f"• {show.name(item.title, item.id)}{show.amount(item.price)}" for item in forecast.items]
-    body = "\n".join([*lines, "", *_audience(forecast)])
+def _forecast_card(forecast: BundleForecast, shop: ShopSettings) -> RenderableType:
+    lines = [f"• {show.name(item.title, item.id)}{show.amount(item.price, shop)}" for item in forecast.items]
+    body = "\n".join([*lines, "", *_audience(forecast, shop)])
     score = "chance" if forecast.expected is not None else "score"
     buyers = Table("user", score, title="most likely buyers")
     for user in forecast.people:
@@ -195,19 +199,20 @@ def _forecast_card(forecast: BundleForecast) -> RenderableType:
         buyers.add_row(show.plain(user.id), f"{chance:.2%}")
     near = Table("bundle", "price", "similarity", title="similar bundles")
     for bundle in forecast.nearest:
-        price = show.amount(bundle.price).strip()
+        price = show.amount(bundle.price, shop).strip()
         near.add_row(show.name(bundle.title, bundle.id), price, f"{bundle.score:.2f}")
     panel = Panel(body, title="a new bundle", title_align="left", width=76)
     return Group(panel, Columns([table for table in (buyers, near) if table.row_count]))
 
 
-def _audience(forecast: BundleForecast) -> list[str]:
+def _audience(forecast: BundleForecast, shop: ShopSettings) -> list[str]:
     lines = []
     if forecast.price is not None:
         off = f"  [green]−{forecast.discount:.0%}[/]" if forecast.discount and forecast.discount > 0 else ""
-        lines.append(f"price {forecast.price:,.2f}{off}")
+        lines.append(f"price {show.money(forecast.price, shop)}{off}")
     if forecast.expected is not None:
-        takings = "" if forecast.expected_takings is None else f", takings {forecast.expected_takings:,.2f}"
+        amount = forecast.expected_takings
+        takings = "" if amount is None else f", takings {show.money(amount, shop)}"
         lines.append(
             f"about [bold]{forecast.expected:,.1f}[/] of {forecast.asked:,} users would buy it "
             f"({forecast.low:,} to {forecast.high:,}){takings}"
@@ -219,7 +224,9 @@ def _audience(forecast: BundleForecast) -> list[str]:
     if forecast.replacement is not None:
         better = forecast.replacement
         with_it = "" if better.expected is None else f": {better.expected:,.1f} with it"
-        lines.append(f"better: {show.name(better.title, better.id)}{show.amount(better.price)}{with_it}")
+        lines.append(
+            f"better: {show.name(better.title, better.id)}{show.amount(better.price, shop)}{with_it}"
+        )
     elif forecast.weakest is not None:
         lines.append("no replacement that was tried does better")
     return lines

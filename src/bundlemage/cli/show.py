@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bundlemage.evaluation import Evaluation
     from bundlemage.studies.standings import ResultTable
     from bundlemage.training.history import EpochRecord
+    from bundlemage.wire.shop import ShopSettings
 
 BARS = "▁▂▃▄▅▆▇█"
 RELATIONS = ("user_bundle", "user_item", "bundle_item")
@@ -184,14 +185,19 @@ def _bars(name: str, values: Sequence[float]) -> Text:
 
 
 def bundle_cards(
-    dataset: BundleDataset, answers: Sequence[Recommendation], new: Mapping[str, Sequence[str]] | None = None
+    dataset: BundleDataset,
+    answers: Sequence[Recommendation],
+    shop: ShopSettings,
+    new: Mapping[str, Sequence[str]] | None = None,
 ) -> RenderableType:
     """Recommended bundles as cards with their items. `new` has the items of bundles outside the data."""
-    cards = [_bundle_card(dataset, answer, (new or {}).get(answer.id)) for answer in answers]
+    cards = [_bundle_card(dataset, answer, (new or {}).get(answer.id), shop) for answer in answers]
     return Columns(cards, equal=True)
 
 
-def _bundle_card(dataset: BundleDataset, answer: Recommendation, new: Sequence[str] | None) -> Panel:
+def _bundle_card(
+    dataset: BundleDataset, answer: Recommendation, new: Sequence[str] | None, shop: ShopSettings
+) -> Panel:
     from bundlemage.data.dataset import row_of
 
     if new is None:
@@ -208,7 +214,9 @@ def _bundle_card(dataset: BundleDataset, answer: Recommendation, new: Sequence[s
             dataset.catalogue.bundles[name][position].as_py() for name in ("price", "discount")
         )
         if price is not None:
-            details.append(f"[bold]{price:,.2f}[/]" + (f"  [green]−{discount:.0%}[/]" if discount else ""))
+            details.append(
+                f"[bold]{money(price, shop)}[/]" + (f"  [green]−{discount:.0%}[/]" if discount else "")
+            )
         tags = dataset.catalogue.bundles["tags"][position].as_py()
         if tags:
             details.append(f"[dim]{plain(', '.join(tags[:3]))}[/]")
@@ -219,7 +227,9 @@ def _bundle_card(dataset: BundleDataset, answer: Recommendation, new: Sequence[s
     return Panel(body, title=f"{answer.rank}. {plain(title)}", title_align="left", width=44)
 
 
-def item_table(dataset: BundleDataset, answers: Sequence[Recommendation], title: str) -> Table:
+def item_table(
+    dataset: BundleDataset, answers: Sequence[Recommendation], title: str, shop: ShopSettings
+) -> Table:
     """A table of recommended items, best first."""
     rows = table(title, ">rank", "item", "tags", ">price", ">score")
     for answer in answers:
@@ -229,7 +239,7 @@ def item_table(dataset: BundleDataset, answers: Sequence[Recommendation], title:
             tags = ", ".join((dataset.catalogue.items["tags"][row].as_py() or [])[:3])
             price = dataset.catalogue.items["price"][row].as_py()
         label = name(answer.title, answer.id)
-        rows.add_row(str(answer.rank), label, plain(tags), amount(price).strip(), f"{answer.score:.1%}")
+        rows.add_row(str(answer.rank), label, plain(tags), amount(price, shop).strip(), f"{answer.score:.1%}")
     return rows
 
 
@@ -254,5 +264,13 @@ def name(title: str | None, id_: str) -> str:
     return f"{plain(title)} [dim]{plain(id_)}[/]" if title else plain(id_)
 
 
-def amount(price: float | None) -> str:
-    return "" if price is None else f"  {price:,.2f}"
+def amount(price: float | None, shop: ShopSettings) -> str:
+    """A price as the shop writes it, after two spaces; nothing if it is unknown."""
+    return "" if price is None else f"  {money(price, shop)}"
+
+
+def money(amount: float, shop: ShopSettings) -> str:
+    """An amount of money as the shop writes it."""
+    from bundlemage.wire.money import price_text
+
+    return plain(price_text(amount, shop))

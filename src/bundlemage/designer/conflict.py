@@ -130,7 +130,7 @@ def _change(possible: Possible, everything: frozenset[int], numbers: Sequence[in
         active |= {place}
         new = number.of_sum(value)
         steps.append(Step(rule.kind, rule.key, new))
-        texts.append(f"with {number.in_words(new)} instead of {number.form.format(number.value)}")
+        texts.append(f"with {number.in_words(new)} instead of {number.form(number.value)}")
         weight += abs(new - number.value) / max(1.0, abs(number.value))
     return weight, Change(tuple(steps), " and ".join(texts))
 

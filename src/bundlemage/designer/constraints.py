@@ -6,6 +6,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from difflib import get_close_matches
 from functools import partial
 from typing import TypeAlias
@@ -16,7 +17,9 @@ import numpy.typing as npt
 from bundlemage.core.filters import Mask, Shelf
 from bundlemage.errors import ConfigError
 from bundlemage.wire.design import DesignRequest, PriceRange, Rule
+from bundlemage.wire.money import final_price, price_text
 from bundlemage.wire.requests import MOST_ITEMS
+from bundlemage.wire.shop import ShopSettings
 
 Items: TypeAlias = tuple[int, ...]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -61,15 +64,20 @@ class Deadline:
         return clock() - self._begun
 
 
-def to_pay(units: int, discount: float) -> float:
-    """Returns a list price, given in `units`, minus the discount. It is rounded to cents, half a cent up."""
-    return round(units / UNITS * (1 - discount) + 1e-9, 2)
+def to_pay(units: int, discount: float, settings: ShopSettings) -> float:
+    """Returns the price of a bundle whose list price is given in `units`, by `final_price`."""
+    return final_price(Decimal(units) / UNITS * (1 - Decimal(repr(float(discount)))), settings)
 
 
-def price_of(prices: Iterable[float | None], discount: float = 0.0) -> float | None:
-    """Returns the sum of the prices minus the discount; None if a price is unknown."""
+def price_of(prices: Iterable[float | None], discount: float, settings: ShopSettings) -> float | None:
+    """Returns the price of a bundle of items with these prices; None if a price is unknown."""
     units = [None if price is None else round(price * UNITS) for price in prices]
-    return None if None in units else to_pay(sum(filter(None, units)), discount)
+    return None if None in units else to_pay(sum(filter(None, units)), discount, settings)
+
+
+def list_price_of(prices: Iterable[float | None], settings: ShopSettings) -> float | None:
+    """Returns the sum of the prices, which has no special ending; None if a price is unknown."""
+    return price_of(prices, 0.0, settings.model_copy(update={"price_ending": None}))
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,7 @@ class Number:
 
     words: str
     """The rule in words, with {} for the number."""
-    form: str = "{:g}"
+    form: Callable[[float], str] = "{:g}".format
     of_sum: Callable[[int], float] = float
     """Turns a sum over items into the number of the request, such as units of money into a price."""
     value: float = 0.0
@@ -134,7 +142,7 @@ class Number:
 
     def in_words(self, value: float) -> str:
         """Returns the rule in words, with this number."""
-        text = self.words.format(self.form.format(value))
+        text = self.words.format(self.form(value))
         return text.replace(" items", " item") if value == 1 else text
 
 
@@ -146,8 +154,10 @@ class Rules:
     of one of the kinds is added only in this class. `gone` are the withdrawn items, `owned` the user's items.
     """
 
-    def __init__(self, request: DesignRequest, shelf: Shelf, gone: Mask, owned: Integers) -> None:
-        self.request, self.items = request, len(shelf.ids)
+    def __init__(
+        self, request: DesignRequest, settings: ShopSettings, shelf: Shelf, gone: Mask, owned: Integers
+    ) -> None:
+        self.request, self.settings, self.items = request, settings, len(shelf.ids)
         self.rules: list[Rule] = []
         self.numbers: dict[int, Number] = {}
         """The number in a rule, such as its budget, by the position of the rule. Some rules have none."""
@@ -243,8 +253,8 @@ class Rules:
         budget = self.request.budget or PriceRange()
         if budget != PriceRange():
             units = np.rint(np.nan_to_num(shelf.prices) * UNITS).astype(np.int64)
-            price = partial(to_pay, discount=self.request.discount)
-            number = Number("a price of {} {{}}", "{:,.2f}", price)
+            price = partial(to_pay, discount=self.request.discount, settings=self.settings)
+            number = Number("a price of {} {{}}", partial(price_text, settings=self.settings), price)
             sums.append(self._sum("budget", units, (budget.least, budget.most), number))
             self.bans |= {rule: np.isnan(shelf.prices) for rule in sums[-1].rules if rule is not None}
         return sums

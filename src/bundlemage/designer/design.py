@@ -16,7 +16,15 @@ from bundlemage.core.answering import owned_items
 from bundlemage.core.filters import Mask
 from bundlemage.core.shop import Shop
 from bundlemage.designer.conflict import refuse_impossible
-from bundlemage.designer.constraints import NO_LIMIT, Deadline, Integers, Items, Rules, price_of
+from bundlemage.designer.constraints import (
+    NO_LIMIT,
+    Deadline,
+    Integers,
+    Items,
+    Rules,
+    list_price_of,
+    price_of,
+)
 from bundlemage.designer.explain import Explainer
 from bundlemage.designer.objective import Objective, Worth
 from bundlemage.designer.solver import Fits, any_bundle, cp, every_bundle, neighbours, shortlist
@@ -26,6 +34,7 @@ from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Progress, in_silence
 from bundlemage.wire.design import DesignRequest
 from bundlemage.wire.design_answers import Design, DesignedItem, Designs, Explanation, Terms
+from bundlemage.wire.shop import ShopSettings
 
 REASONS = 1.0
 """The minimum time for finding reasons, in seconds, even if the time limit has passed."""
@@ -45,6 +54,7 @@ def design(
     histories: Histories,
     contents: Ragged,
     request: DesignRequest,
+    settings: ShopSettings,
     progress: Progress = in_silence,
 ) -> Designs:
     """Designs bundles for one user, the only row of `histories`. `contents` has the items of each bundle.
@@ -56,7 +66,7 @@ def design(
     tick = None if progress is in_silence else lambda: progress("bundles", len(found), request.n)
     deadline = Deadline(request.time_limit, tick)
     owned = torch.cat([items.values for items in owned_items(histories, contents)])
-    rules = Rules(request, shop.item_shelf, shop.trade.items_gone, np.unique(owned.cpu().numpy()))
+    rules = Rules(request, settings, shop.item_shelf, shop.trade.items_gone, np.unique(owned.cpu().numpy()))
     objective = Objective(model, histories, contents, shop.item_shelf, rules, tick)
     search = _Search(objective, rules, deadline, found)
     worths = search.bundles()
@@ -179,8 +189,8 @@ def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Ru
     return Design(
         rank=rank,
         items=items,
-        price=price_of(prices, discount),
-        list_price=price_of(prices),
+        price=price_of(prices, discount, rules.settings),
+        list_price=list_price_of(prices, rules.settings),
         discount=discount,
         score=math.exp(worth.likelihood),
         value=worth.value,

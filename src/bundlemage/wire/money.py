@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import ROUND_FLOOR, ROUND_HALF_UP, Decimal
 
 from bundlemage.wire.shop import ShopSettings
@@ -10,14 +11,15 @@ from bundlemage.wire.shop import ShopSettings
 def price_text(amount: float, settings: ShopSettings) -> str:
     """Returns a price as the shop's locale writes it, such as `1.234,50 €`. Without a currency: `1,234.50`.
 
-    A browser writes the same with `Intl.NumberFormat`.
+    `money.js` writes the same in the browser. Digits are always those of English.
     """
     if settings.currency is None:
         return f"{amount:,.2f}"
     from babel.numbers import format_currency  # late: the command line starts faster without Babel
 
-    rounded, locale = _rounded(amount, settings), settings.locale
-    return format_currency(rounded, settings.currency, locale=locale, numbering_system="default")
+    text = format_currency(_rounded(amount, settings), settings.currency, locale=settings.locale)
+    # Babel does not separate letters from digits, as in `KWD 1.500`.
+    return re.sub(r"([^\W\d_]\.?)(?=\d)|(?<=\d)(?=[^\W\d_])", "\\1\xa0", text)
 
 
 def final_price(amount: float | Decimal, settings: ShopSettings) -> float:
