@@ -16,7 +16,7 @@ from rich.text import Text
 from bundlemage.errors import Problem
 
 if TYPE_CHECKING:
-    from bundlemage.core.shop import Recommendation
+    from bundlemage.core.shop import RecommendedBundle, RecommendedItem
     from bundlemage.data.dataset import BundleDataset
     from bundlemage.data.leakage import Leakage
     from bundlemage.evaluation import Evaluation
@@ -184,14 +184,16 @@ def _bars(name: str, values: Sequence[float]) -> Text:
 
 
 def bundle_cards(
-    dataset: BundleDataset, answers: Sequence[Recommendation], new: Mapping[str, Sequence[str]] | None = None
+    dataset: BundleDataset,
+    answers: Sequence[RecommendedBundle],
+    new: Mapping[str, Sequence[str]] | None = None,
 ) -> RenderableType:
     """Recommended bundles as cards with their items. `new` has the items of bundles outside the data."""
     cards = [_bundle_card(dataset, answer, (new or {}).get(answer.id)) for answer in answers]
     return Columns(cards, equal=True)
 
 
-def _bundle_card(dataset: BundleDataset, answer: Recommendation, new: Sequence[str] | None) -> Panel:
+def _bundle_card(dataset: BundleDataset, answer: RecommendedBundle, new: Sequence[str] | None) -> Panel:
     from bundlemage.data.dataset import row_of
 
     if new is None:
@@ -212,6 +214,12 @@ def _bundle_card(dataset: BundleDataset, answer: Recommendation, new: Sequence[s
         tags = dataset.catalogue.bundles["tags"][position].as_py()
         if tags:
             details.append(f"[dim]{plain(', '.join(tags[:3]))}[/]")
+    if answer.owned:
+        of = f"you own {len(answer.owned):,} of {len(answer.owned) + len(answer.missing):,}"
+        pay = "" if answer.to_pay is None else f", {answer.to_pay:,.2f} to pay"
+        details.append(f"[yellow]{of}{pay}[/]")
+    if answer.sold_out:
+        details.append("[red]sold out[/]")
     title = answer.title or answer.id
     body = "\n".join(
         [*details, *lines, "", f"[cyan]{answer.score:.1%}[/] [dim]{answer.source} · {plain(answer.id)}[/]"]
@@ -219,7 +227,7 @@ def _bundle_card(dataset: BundleDataset, answer: Recommendation, new: Sequence[s
     return Panel(body, title=f"{answer.rank}. {plain(title)}", title_align="left", width=44)
 
 
-def item_table(dataset: BundleDataset, answers: Sequence[Recommendation], title: str) -> Table:
+def item_table(dataset: BundleDataset, answers: Sequence[RecommendedItem], title: str) -> Table:
     """A table of recommended items, best first."""
     rows = table(title, ">rank", "item", "tags", ">price", ">score")
     for answer in answers:
@@ -228,7 +236,8 @@ def item_table(dataset: BundleDataset, answers: Sequence[Recommendation], title:
             row = dataset.items.position(answer.id)
             tags = ", ".join((dataset.catalogue.items["tags"][row].as_py() or [])[:3])
             price = dataset.catalogue.items["price"][row].as_py()
-        label = name(answer.title, answer.id)
+        label = name(answer.title, answer.id) + " [yellow]owned[/]" * answer.owned
+        label += " [red]sold out[/]" * answer.sold_out
         rows.add_row(str(answer.rank), label, plain(tags), amount(price).strip(), f"{answer.score:.1%}")
     return rows
 
