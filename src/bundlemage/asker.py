@@ -12,11 +12,11 @@ import torch
 from bundlemage.campaigns.audience import forecast
 from bundlemage.campaigns.chances import Calibration
 from bundlemage.campaigns.new_bundles import NewBundleCalibration
-from bundlemage.core.answering import Batch, exact_ranking, nearest, rows_at_a_time, slices
+from bundlemage.core.answering import Batch, batch_of, exact_ranking, nearest, rows_at_a_time, slices
 from bundlemage.core.filters import Filter
 from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ranking import Ranking, record_batches
-from bundlemage.core.shop import Candidates, Recommendation, Shop
+from bundlemage.core.shop import Candidates, RecommendedBundle, RecommendedItem, Shop
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
 from bundlemage.designer.explain import Explainer
@@ -27,7 +27,7 @@ from bundlemage.progress import Progress, in_silence
 from bundlemage.retrieval import LEAST_BUNDLES, BundleIndex, IndexReport, build_index
 from bundlemage.wire.design import DesignRequest
 from bundlemage.wire.design_answers import BundleForecast, Designs, Explanation
-from bundlemage.wire.shop import ShopSettings
+from bundlemage.wire.shop import OwnedRule, ShopSettings, StockRule
 
 Row = TypeVar("Row")
 Pages: TypeAlias = Callable[[], Iterable[Mapping[str, History]]]
@@ -108,10 +108,14 @@ class Asker:
         new_bundles: NewBundles | None = None,
         expected_sales: Mapping[str, float] | None = None,
         sells_like: Mapping[str, Id] | None = None,
-        include_owned: bool = False,
-    ) -> list[Recommendation]:
-        """Returns the k bundles that fit a user best. Leaves out bundles that `where` excludes and, unless
-        `include_owned`, bundles that the user has.
+        owned: OwnedRule | None = None,
+        stock: StockRule | None = None,
+    ) -> list[RecommendedBundle]:
+        """Returns the k bundles that fit a user best. Leaves out bundles that `where` excludes.
+
+        `owned` says what happens to bundles whose items the user owns, and `stock` what happens to bundles
+        with a sold-out item. None: as in `shop_settings`. Bundles that the user has are left out unless
+        `owned` is `show`.
 
         `new_bundles` are further candidates that the shop did not have at training: id → item ids. The
         model assumes that each has sold `new_bundle_credit` times. To change this for a new bundle, give
@@ -126,7 +130,8 @@ class Asker:
             new_bundles=new_bundles,
             expected_sales=expected_sales,
             sells_like=sells_like,
-            include_owned=include_owned,
+            owned=owned,
+            stock=stock,
         )[0]
 
     def recommend_many(
@@ -138,18 +143,26 @@ class Asker:
         new_bundles: NewBundles | None = None,
         expected_sales: Mapping[str, float] | None = None,
         sells_like: Mapping[str, Id] | None = None,
-        include_owned: bool = False,
-    ) -> list[list[Recommendation]]:
+        owned: OwnedRule | None = None,
+        stock: StockRule | None = None,
+    ) -> list[list[RecommendedBundle]]:
         """`recommend` for several users. Returns a list for each user. For all users, use `recommend_all`."""
         require(self.model, Matcher)
+        rules = self._rules(owned, stock)
         new = {str(name): items for name, items in (new_bundles or {}).items()}
         expected = self.shop.expectations(self.model, new, expected_sales or {}, sells_like or {})
-        candidates = self.shop.bundles(where, new)
+        candidates = self.shop.bundles(where, new, rules.stock)
         batches = (
-            Batch(*self._encode(part, new, expected))
+            batch_of(self.shop, *self._encode(part, new, expected), users=part)
             for part in self._in_batches(users, k, self._width(candidates))
         )
-        return self._answers(batches, candidates, k, include_owned)
+        return [
+            answers
+            for batch, ranking in self._rankings(batches, candidates, k, rules)
+            for answers in self.shop.recommended_bundles(
+                candidates, ranking, batch.owned, batch.contents, rules.pays
+            )
+        ]
 
     def complete(
         self,
@@ -158,14 +171,16 @@ class Asker:
         k: int = 5,
         *,
         where: Filter | None = None,
-        include_owned: bool = False,
-    ) -> list[Recommendation]:
+        owned: OwnedRule | None = None,
+        stock: StockRule | None = None,
+    ) -> list[RecommendedItem]:
         """Returns the k items that best complete a partial bundle for a user. `items` may be empty.
 
         Items of the partial bundle are left out. Items that the user owns, alone or in a bundle, are left out
-        unless `include_owned`.
+        unless `owned` is `show`. `stock` says what happens to items that are sold out. None: as in
+        `shop_settings`.
         """
-        return self.complete_many([(user, items)], k, where=where, include_owned=include_owned)[0]
+        return self.complete_many([(user, items)], k, where=where, owned=owned, stock=stock)[0]
 
     def complete_many(
         self,
@@ -173,24 +188,32 @@ class Asker:
         k: int = 5,
         *,
         where: Filter | None = None,
-        include_owned: bool = False,
-    ) -> list[list[Recommendation]]:
+        owned: OwnedRule | None = None,
+        stock: StockRule | None = None,
+    ) -> list[list[RecommendedItem]]:
         """`complete` for several pairs of a user and a partial bundle. Returns a list of items for each."""
         require(self.model, Completer)
-        candidates = self.shop.items(where)
+        rules = self._rules(owned, stock)
+        candidates = self.shop.items(where, rules.stock)
 
         def batches() -> Iterator[Batch]:
             for part in self._in_batches(cases, k, len(candidates.ids)):
                 partial = [self.shop.item_positions(items) for _, items in part]
-                histories, contents = self._encode([user for user, _ in part])
-                yield Batch(histories, contents, Ragged.from_lists(partial, self.shop.device))
+                users = [user for user, _ in part]
+                given = Ragged.from_lists(partial, self.shop.device)
+                yield batch_of(self.shop, *self._encode(users), given, users)
 
-        return self._answers(batches(), candidates, k, include_owned)
+        return [
+            answers
+            for batch, ranking in self._rankings(batches(), candidates, k, rules)
+            for answers in self.shop.recommended_items(candidates, ranking, batch.owned)
+        ]
 
-    def similar(self, bundle: Id, k: int = 10, *, where: Filter | None = None) -> list[Recommendation]:
+    def similar(self, bundle: Id, k: int = 10, *, where: Filter | None = None) -> list[RecommendedBundle]:
         """Returns the k bundles that are most similar to a bundle.
 
-        A score is the cosine between the model's vectors of both bundles. The bundle itself is left out.
+        A score is the cosine between the model's vectors of both bundles. The bundle itself is left out. The
+        answer is for nobody in particular, so no item counts as owned.
         """
         _check_k(k)
         place, contents = self.shop.bundle_position(bundle), self.shop.interactions.bundle_item
@@ -201,7 +224,11 @@ class Asker:
         with torch.inference_mode():
             only_this = contents.rows(torch.tensor([place], device=contents.device))
             vector = require(self.model, Embedder).vectors_of_bundles(only_this)
-        return nearest(self.model, contents, vector, self.shop.bundles(where), k, exclude=place)
+        candidates = self.shop.bundles(where)
+        ranking = nearest(self.model, contents, vector, candidates, k, exclude=place)
+        nothing = Ragged.from_lists([()], contents.device)
+        pays = self.shop_settings.pays
+        return self.shop.recommended_bundles(candidates, ranking, nothing, contents, pays)[0]
 
     def gate(self, user: User) -> float:
         """Returns the weight of a user's items in the model's vector of the user, 0 to 1. The rest is the
@@ -317,11 +344,13 @@ class Asker:
         *,
         users: Iterable[Id] | None = None,
         where: Filter | None = None,
-        include_owned: bool = False,
+        owned: OwnedRule | None = None,
+        stock: StockRule | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """`recommend` for all users of the shop, or for `users`. Yields Arrow batches of up to 1,024 users.
 
-        Columns: user_id, rank, bundle_id, score, source. Memory does not grow with the number of users. A
+        Columns: user_id, rank, bundle_id, score, source, owned_items and missing_items (how many items of the
+        bundle the user owns and lacks), to_pay and sold_out. Memory does not grow with the number of users. A
         user has no row if all bundles are owned or excluded.
         """
         if users is None:
@@ -331,8 +360,25 @@ class Asker:
         else:
             chosen = list(map(str, users))
             histories, names = self.shop.known(chosen), pa.array(chosen, pa.string())
-        rankings = self.rank_bundles(histories, k, where=where, include_owned=include_owned)
-        return record_batches(rankings, names, self.shop.bundle_ids)
+        return self.record_batches(histories, names, k, where=where, owned=owned, stock=stock)
+
+    def record_batches(
+        self,
+        histories: Histories,
+        names: pa.Array,
+        k: int = 10,
+        *,
+        where: Filter | None = None,
+        owned: OwnedRule | None = None,
+        stock: StockRule | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """`recommend_all` for users with these ids and histories."""
+        pays, shop = self.shop_settings.pays, self.shop
+        with_facts = (
+            (ranking, shop.lines(ranking, batch.owned, batch.contents).facts(pays))
+            for batch, ranking in self._ranked(histories, k, where, self._rules(owned, stock))
+        )
+        return record_batches(with_facts, names, shop.bundle_ids)
 
     def rank_bundles(
         self,
@@ -340,22 +386,30 @@ class Asker:
         k: int = 10,
         *,
         where: Filter | None = None,
-        include_owned: bool = False,
+        owned: OwnedRule | None = None,
+        stock: StockRule | None = None,
     ) -> Iterator[Ranking]:
         """`recommend` for any number of histories, with positions instead of ids. Users may be new.
 
         In histories and rankings, bundles and items are positions in `dataset.bundles` and `dataset.items`.
         Yields rankings in the order of the histories, each for up to 1,024 of them.
         """
+        ranked = self._ranked(histories, k, where, self._rules(owned, stock))
+        return (ranking for _, ranking in ranked)
+
+    def _ranked(
+        self, histories: Histories, k: int, where: Filter | None, rules: ShopSettings
+    ) -> Iterator[tuple[Batch, Ranking]]:
+        """Yields the users with these histories in batches, and the best bundles of each batch."""
         require(self.model, Matcher)
         _check_k(k)
-        candidates = self.shop.bundles(where)
+        candidates = self.shop.bundles(where, stock=rules.stock)
         rows = rows_at_a_time(self._width(candidates), self.shop.device)
         batches = (
-            Batch(part, self.shop.interactions.bundle_item)
+            batch_of(self.shop, part, self.shop.interactions.bundle_item)
             for part in slices(self.shop.checked(histories), rows)
         )
-        return self._rankings(batches, candidates, k, include_owned)
+        return self._rankings(batches, candidates, k, rules)
 
     # ── Millions of bundles ──────────────────────────────────────────────────────────────────────
 
@@ -414,24 +468,23 @@ class Asker:
         while batch := list(islice(remaining, rows_at_a_time(width, self.shop.device))):
             yield batch
 
-    def _answers(
-        self, batches: Iterable[Batch], candidates: Candidates, k: int, include_owned: bool
-    ) -> list[list[Recommendation]]:
-        rankings = self._rankings(batches, candidates, k, include_owned)
-        return [answers for ranking in rankings for answers in candidates.answers(ranking)]
+    def _rules(self, owned: OwnedRule | None, stock: StockRule | None) -> ShopSettings:
+        """Returns the settings of the shop with the rules of one question. None: the shop's rule."""
+        own = {name: rule for name, rule in (("owned", owned), ("stock", stock)) if rule is not None}
+        return self.shop_settings.changed(own) if own else self.shop_settings
 
     def _rankings(
-        self, batches: Iterable[Batch], candidates: Candidates, k: int, include_owned: bool
-    ) -> Iterator[Ranking]:
-        """Yields the k best candidates for each batch. Uses the index, if any, or an exact search."""
+        self, batches: Iterable[Batch], candidates: Candidates, k: int, rules: ShopSettings
+    ) -> Iterator[tuple[Batch, Ranking]]:
+        """Yields each batch with its k best candidates. Uses the index, if any, or an exact search."""
         ranker = candidates.ranker()
         for batch in batches:
             with torch.inference_mode():  # not around the yield: the caller may train in between
                 if self._index is not None and batch.partial is None:
-                    ranking = self._index.rank(batch, ranker, k, include_owned)
+                    ranking = self._index.rank(batch, ranker, k, rules)
                 else:
-                    ranking = exact_ranking(self.model, batch, ranker, k, include_owned)
-            yield ranking
+                    ranking = exact_ranking(self.model, batch, ranker, k, rules)
+            yield batch, ranking
 
 
 def _check_k(k: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +26,7 @@ from bundlemage.artifact.files import artifact_version, describe_artifact
 from bundlemage.asker import Asker
 from bundlemage.core.filters import Facts, Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
+from bundlemage.core.ownership import Floats, Goods, rows_of_pairs
 from bundlemage.core.shop import Recommendation, Shop, Trade
 from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix, row_of, with_rows
 from bundlemage.data.layered import changed
@@ -35,6 +37,7 @@ from bundlemage.models.ragged import Contents, Ragged
 from bundlemage.recommender import Recommender
 from bundlemage.store.records import Bundle, CatalogueChange, Item, ModelRecord, Owned, Sales
 from bundlemage.wire.answers import Known
+from bundlemage.wire.shop import OwnedRule, StockRule
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 NO_SALES = Sales({}, {})
@@ -90,13 +93,22 @@ class Stock:
             self.items[name].stock for name in bundle.items if name in self.items
         )
 
+    def sold_out(self, bundle: Bundle) -> bool:
+        """Whether an item of a bundle is sold out, also an item newer than the model."""
+        return any(_sold_out(self.items.get(name)) for name in bundle.items)
 
-def _availability(item: Item | None) -> tuple[bool, bool] | None:
-    return None if item is None else (item.withdrawn, bool(item.stock))
+
+def _sold_out(item: Item | None) -> bool:
+    """Whether the stock of an item is known and 0."""
+    return item is not None and item.stock is not None and item.stock <= 0
+
+
+def _availability(item: Item | None) -> tuple[bool, bool, bool] | None:
+    return None if item is None else (item.withdrawn, bool(item.stock), _sold_out(item))
 
 
 EMPTY = Stock(0, {}, {})
-_TYPES = {"price": pa.float64(), "tags": pa.list_(pa.string()), "stock": pa.int64()}
+_TYPES = {"price": pa.float64(), "discount": pa.float64(), "tags": pa.list_(pa.string()), "stock": pa.int64()}
 
 
 class RecordShelf(Shelf):
@@ -109,13 +121,16 @@ class RecordShelf(Shelf):
         ids: Vocabulary,
         stock: Stock,
         in_stock: Mask | None = None,
+        sold_out: Mask | None = None,
         before: RecordShelf | None = None,
         changes: Sequence[Item | Bundle] = (),
     ) -> None:
-        """`in_stock` marks the bundles in stock. It is None for items: their records hold the stock. `before`
-        is the shelf before `changes`."""
+        """`in_stock` marks the bundles in stock, and `sold_out` those with a sold-out item. Both are None for
+        items: their records hold the stock. `before` is the shelf before `changes`."""
         super().__init__(ids, None)
         self._stock, self._in_stock = stock, in_stock
+        if sold_out is not None:
+            vars(self)["sold_out"] = sold_out  # instead of the cached property
         self._records: Mapping[str, Item | Bundle] = stock.items if in_stock is None else stock.bundles
         self._columns: dict[str, pa.Array | None] = {}
         if before is not None:
@@ -138,6 +153,10 @@ class RecordShelf(Shelf):
             in_stock[places] = [bool(record.stock) for record in changes if isinstance(record, Item)]
             if in_stock.any():
                 vars(self)["in_stock"] = in_stock
+        if "sold_out" in kept and self._in_stock is None:
+            sold_out = kept["sold_out"].copy()
+            sold_out[places] = [_sold_out(record) for record in changes if isinstance(record, Item)]
+            vars(self)["sold_out"] = sold_out
         if "tagged" in kept:
             tagged: dict[str, Positions] = dict(kept["tagged"])
             for record, place in zip(changes, places, strict=True):
@@ -194,6 +213,8 @@ class BundleRows:
     of bundles that were added after training are used."""
     alike: Mapping[str, str] = field(default_factory=dict)
     """The entries of `expected` that are ids of bundles added after training, whose sales may change."""
+    newer: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """The position of a bundle → its items that are newer than the model, if there are any."""
 
     @classmethod
     def of(cls, trained: BundleDataset, device: torch.device, sales: Tensor | None = None) -> BundleRows:
@@ -219,18 +240,23 @@ class BundleRows:
         items, places = dataset.items.known_positions, dataset.bundles.known_positions
         new: list[str] = []
         rows: dict[int, list[int]] = {}
+        newer: dict[int, tuple[str, ...]] = {}
         for bundle in bundles:
             sales = bundle.sells_like if bundle.expected_sales is None else bundle.expected_sales
             if sales != self.expected.get(bundle.id):
                 expected[bundle.id] = sales
             place = places.get(bundle.id)
             inside = sorted({items[name] for name in bundle.items if name in items})
+            number = len(places) + len(new) if place is None else place
+            later = tuple(dict.fromkeys(name for name in bundle.items if name not in items))
+            if later != self.newer.get(number, ()):
+                newer[number] = later
             if place is None:
-                rows[len(places) + len(new)] = inside
+                rows[number] = inside
                 new.append(bundle.id)
             elif inside != row_of(dataset.bundle_item, place).tolist():
                 rows[place] = inside
-        if not rows and not expected:
+        if not rows and not expected and not newer:
             return self
         contents = self.interactions.bundle_item
         assert isinstance(contents, Contents)
@@ -258,7 +284,8 @@ class BundleRows:
             }
             counts = self._counted({*expected, *alike}, all_expected, dataset.bundles, counts.clone())
         interactions = _interactions(dataset, counts, stamps)
-        return BundleRows(dataset, self.device, self.sales, interactions, all_expected, alike)
+        all_newer = {number: names for number, names in {**self.newer, **newer}.items() if names}
+        return BundleRows(dataset, self.device, self.sales, interactions, all_expected, alike, all_newer)
 
     def _counted(
         self,
@@ -313,7 +340,9 @@ class Question:
     """The id of a user in the store, or a history."""
     k: int
     where: Filter | None = None
-    include_owned: bool = False
+    owned: OwnedRule | None = None
+    stock: StockRule | None = None
+    """The rules of `ShopSettings` for this question. None: those of the shop."""
     partial: tuple[str, ...] | None = None
 
 
@@ -326,17 +355,96 @@ class LiveShop(Shop):
         trade: Trade,
         stock: Stock,
         in_stock: npt.NDArray[np.bool_],
+        sold_out: npt.NDArray[np.bool_],
         change: CatalogueChange,
         before: LiveShop | None,
     ) -> None:
         """`before` is the shop before the change, whose columns are used again."""
         dataset, shelves = rows.dataset, before.shelves if before else (None, None)
         self.shelves: tuple[RecordShelf, RecordShelf] = (
-            RecordShelf(dataset.items, stock, None, shelves[0], change.items),
-            RecordShelf(dataset.bundles, stock, in_stock, shelves[1], change.bundles),
+            RecordShelf(dataset.items, stock, None, None, shelves[0], change.items),
+            RecordShelf(dataset.bundles, stock, in_stock, sold_out, shelves[1], change.bundles),
         )
         super().__init__(dataset, rows.device, trade, self.shelves, rows.interactions)
-        self.rows = rows
+        self.rows, self.stock = rows, stock
+        if before is not None and before.rows is rows and "_whole" in vars(before):
+            vars(self)["_whole"] = before._whole  # the contents are the same
+
+    # What users own follows from the store's records. Items in bundles that are newer than the model have the
+    # positions after the model's items.
+
+    @cached_property
+    def _later(self) -> dict[str, int]:
+        names = dict.fromkeys(chain.from_iterable(self.rows.newer.values()))
+        return {name: len(self.dataset.items) + number for number, name in enumerate(names)}
+
+    @cached_property
+    def _whole(self) -> Goods:
+        known, later = self.interactions.bundle_item, self._later
+        if not later:
+            return Goods(known, len(self.dataset.items))
+        lengths = np.zeros(len(known), np.int64)
+        added: list[int] = []
+        for number in sorted(self.rows.newer):
+            names = self.rows.newer[number]
+            lengths[number] = len(names)
+            added.extend(later[name] for name in names)
+        ends = known.offsets.cpu().numpy()
+        values = np.insert(known.values.cpu().numpy(), np.repeat(ends[1:], lengths), added)
+        offsets = ends + np.concatenate([[0], np.cumsum(lengths)])
+        contents = Ragged(torch.from_numpy(values), torch.from_numpy(offsets)).to(self.device)
+        return Goods(contents, len(self.dataset.items) + len(later))
+
+    def goods(self, contents: Ragged) -> Goods:
+        """Returns all items of each bundle, also those newer than the model."""
+        return self._whole
+
+    def owned(self, users: Sequence[User], histories: Histories, contents: Ragged) -> Ragged:
+        """Returns the items that each user owns, alone or in a bundle, also those newer than the model."""
+        goods, later = self._whole, self._later
+        known = goods.owned(histories, goods.contents)
+        if not later:
+            return known
+        rows, values = [known.row_of_entry()], [known.values]
+        places, newer = self.dataset.bundles.known_positions, self.rows.newer
+        for row, user in enumerate(users):
+            assert isinstance(user, History)
+            names = [name for name in map(str, user.items) if name in later]
+            for bundle in map(str, user.bundles):
+                names += newer.get(places.get(bundle, -1), ())
+            if names:
+                values.append(torch.tensor([later[name] for name in names], device=self.device))
+                rows.append(torch.full_like(values[-1], row))
+        return rows_of_pairs(torch.cat(rows), torch.cat(values), len(histories), goods.items)
+
+    def item_name(self, position: int) -> str:
+        """Returns the id of an item in `goods`."""
+        if position < len(self.dataset.items):
+            return self.dataset.items[position]
+        return self._later_names[position - len(self.dataset.items)]
+
+    @cached_property
+    def _later_names(self) -> list[str]:
+        return list(self._later)
+
+    def item_facts(self, positions: Positions) -> tuple[Floats, Mask]:
+        """Returns the prices of items, nan if unknown, and whether they are sold out."""
+        items = [self.stock.items.get(self.item_name(place)) for place in positions.tolist()]
+        prices = [np.nan if item is None or item.price is None else item.price for item in items]
+        return np.array(prices, np.float64), np.array(list(map(_sold_out, items)), bool)
+
+    def bundle_facts(self, positions: Positions) -> tuple[Floats, Floats]:
+        """Returns the prices and the discounts of bundles, nan if unknown."""
+        ids = self.dataset.bundles
+        bundles = [self.stock.bundles.get(ids[place]) for place in positions.tolist()]
+        prices, discounts = (
+            np.array([np.nan if value is None else value for value in values], np.float64)
+            for values in (
+                [bundle and bundle.price for bundle in bundles],
+                [bundle and bundle.discount for bundle in bundles],
+            )
+        )
+        return prices, discounts
 
     def encode(
         self,
@@ -416,7 +524,7 @@ class Live(Asker):
         trade = Trade.of(self._rows.dataset)
         # Nothing is on sale until `_apply` reads the catalogue.
         self._trade = replace(trade, items_gone=~trade.items_gone, bundles_gone=~trade.bundles_gone)
-        self._in_stock = np.zeros_like(trade.bundles_gone)
+        self._in_stock, self._sold_out = (np.zeros_like(trade.bundles_gone) for _ in range(2))
         in_order = sorted(stock.bundles.values(), key=lambda bundle: bundle.id)
         self._apply(CatalogueChange(stock.version, list(stock.items.values()), in_order), sales, EMPTY, None)
 
@@ -441,6 +549,7 @@ class Live(Asker):
         added = len(dataset.bundles) - before
         trade = self._trade.with_more_bundles(added)
         self._in_stock = np.concatenate([self._in_stock, np.zeros(added, bool)])
+        self._sold_out = np.concatenate([self._sold_out, np.zeros(added, bool)])
         items, bundles = dataset.items.known_positions, dataset.bundles.known_positions
         if sales is not None:
             trade = replace(
@@ -455,8 +564,11 @@ class Live(Asker):
             bundle, place = stock.bundles[name], bundles[name]
             trade.bundles_gone[place] = not stock.sellable(bundle)
             self._in_stock[place] = stock.in_stock(bundle)
+            self._sold_out[place] = stock.sold_out(bundle)
         self._trade = trade
-        self._live_shop = LiveShop(self._rows, trade, stock, self._in_stock, change, shop_before)
+        self._live_shop = LiveShop(
+            self._rows, trade, stock, self._in_stock, self._sold_out, change, shop_before
+        )
         self._fitted = (self.recommender.model, self._live_shop)
 
     def in_model(self, item: str) -> bool:
@@ -482,7 +594,8 @@ class Live(Asker):
         """
         groups: dict[Any, list[int]] = defaultdict(list)
         for number, question in enumerate(questions):
-            groups[question.partial is None, question.where, question.include_owned].append(number)
+            kind = (question.partial is None, question.where, question.owned, question.stock)
+            groups[kind].append(number)
         outcomes: dict[int, list[Recommendation] | Exception] = {}
         for numbers in groups.values():
             try:
@@ -494,12 +607,14 @@ class Live(Asker):
 
     def _answer_alike(self, questions: Sequence[Question]) -> list[list[Recommendation]]:
         first, largest_k = questions[0], max(question.k for question in questions)
-        options: dict[str, Any] = {"where": first.where, "include_owned": first.include_owned}
+        options: dict[str, Any] = {"where": first.where, "owned": first.owned, "stock": first.stock}
+        answers: list[list[Recommendation]]
         if first.partial is None:
-            answers = self.recommend_many([question.user for question in questions], largest_k, **options)
+            users = [question.user for question in questions]
+            answers = [[*best] for best in self.recommend_many(users, largest_k, **options)]
         else:
             cases = [(question.user, question.partial or ()) for question in questions]
-            answers = self.complete_many(cases, largest_k, **options)
+            answers = [[*best] for best in self.complete_many(cases, largest_k, **options)]
         return [best[: question.k] for question, best in zip(questions, answers, strict=True)]
 
     def merge_changes(self) -> None:

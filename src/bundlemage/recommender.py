@@ -265,7 +265,7 @@ class Recommender(Asker):
         """
         require(self.model, Matcher)
         chosen = Campaign.of(where=where or Filter(), **settings)
-        offer = Offer(chosen, self.model, self.shop, self.calibration)
+        offer = Offer(chosen, self.model, self.shop, self.calibration, self.shop_settings)
         return run_campaign(offer, Path(folder), users, resume=resume, progress=progress)
 
     # ── Saving and loading ───────────────────────────────────────────────────────────────────────

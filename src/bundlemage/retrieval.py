@@ -19,13 +19,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bundlemage.core.answering import Batch, exact_ranking, rows_at_a_time, slices
+from bundlemage.core.answering import Batch, batch_of, exact_ranking, rows_at_a_time, slices, without_history
 from bundlemage.core.ranking import Ranker, Ranking, top
 from bundlemage.core.shop import FILTERS_KEPT, Shop
 from bundlemage.errors import ConfigError, MissingExtraError, RecallError
 from bundlemage.models.base import Factors, Histories, Indexable, Model, require
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import Ragged, offsets_of
 from bundlemage.progress import Progress
+from bundlemage.wire.shop import ShopSettings
 
 LEAST_BUNDLES = 20_000
 """With fewer bundles, an exact search is faster for one user. (For many users an index is still faster.)"""
@@ -46,7 +47,10 @@ AT_A_TIME = 2**16
 CELL_GROWTH = 4
 """The factor by which the number of searched cells grows if a search found too few bundles."""
 MOST_OWNED_SKIPPED = 256
-"""Maximum number of a user's own bundles that a search skips. A user with more may need an exact search."""
+"""Maximum number of bundles that a search skips or demotes because the user owns them or most of their items.
+A user with more gets an exact search."""
+MEASURED_BY = ShopSettings(stock="show")
+"""The rules for the answers on which recall is measured."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,10 @@ def build_index(
         users, ranker = len(histories), shop.bundles().ranker()
         progress(f"exact search for {users:,} users, to measure recall", 0, 0)
         parts = slices(histories, rows_at_a_time(len(ranker.shares), shop.device))
-        batches = [Batch(part, shop.interactions.bundle_item) for part in parts]
-        exact = [(batch, exact_ranking(searched, batch, ranker, MEASURED_AT, False)) for batch in batches]
+        batches = [batch_of(shop, part, shop.interactions.bundle_item) for part in parts]
+        exact = [
+            (batch, exact_ranking(searched, batch, ranker, MEASURED_AT, MEASURED_BY)) for batch in batches
+        ]
         efforts = [2**step for step in range(index.most_cells.bit_length()) if 2**step < index.most_cells]
         for effort in (*efforts, index.most_cells):
             index.probed = effort
@@ -155,8 +161,7 @@ def build_index(
 
 def _some_users(shop: Shop, seed: int) -> Histories:
     """The histories of a random sample of the users who have an item or a bundle."""
-    everyone = Batch(shop.everyone(), shop.interactions.bundle_item)
-    users = (~everyone.no_history).nonzero()[:, 0].cpu().numpy()
+    users = (~without_history(shop.everyone())).nonzero()[:, 0].cpu().numpy()
     if not len(users):
         raise RecallError(
             "no user of this shop has an item or a bundle, so an index cannot be measured: do not use one"
@@ -178,7 +183,7 @@ def _measured(
     errors = []
     for batch, exact in exact_answers:
         k, ranker = exact.positions.shape[1], index.shop.bundles().ranker()
-        ranking, searched, short = index.searched(batch, ranker, k, include_owned=False, once=True)
+        ranking, searched, short = index.searched(batch, ranker, k, MEASURED_BY, once=True)
         best, indexed = _positions(exact), _positions(ranking)
         same = (best[:, :, None] == indexed[:, None, :]) & (best >= 0)[:, :, None]  # [user, place, place]
         hits += int(same.sum())
@@ -239,7 +244,8 @@ class BundleIndex:
         # user's entries, to be on the same scale as the vector. (Twice that size gave the best results.)
         users = model.factors_of_users(sample, shop.interactions.bundle_item)
         self._scale = 2 * float(users.square().mean().sqrt()) or 1.0
-        self._mean_owned = float(sample.bundles.lengths.float().mean())
+        batch = batch_of(shop, sample, shop.interactions.bundle_item)
+        self._mean_aside = float(_Aside.of(batch, MEASURED_BY).counts.float().mean())
         self._cells = self._grouped(members, seed, progress)
 
     @property
@@ -297,39 +303,45 @@ class BundleIndex:
 
     # ── Searching ────────────────────────────────────────────────────────────────────────────────
 
-    def rank(self, batch: Batch, ranker: Ranker, k: int, include_owned: bool) -> Ranking:
+    def rank(self, batch: Batch, ranker: Ranker, k: int, rules: ShopSettings) -> Ranking:
         """Returns the k best bundles for each row of the batch.
 
         An answer may miss a bundle that is about as good as the last one. It never contains a hidden bundle,
         and is never shorter than the exact answer.
         """
         k = min(k, len(ranker.shares))
-        ranking, searched, lacking = self.searched(batch, ranker, k, include_owned)
-        rest = (~batch.no_history & (~searched | lacking)).nonzero()[:, 0]
+        ranking, searched, lacking = self.searched(batch, ranker, k, rules)
+        alike = batch.no_history & (batch.owned.lengths == 0)
+        rest = (~alike & (~searched | lacking)).nonzero()[:, 0]
         for part in torch.split(rest, rows_at_a_time(len(ranker.shares), self.shop.device)):
-            _put(ranking, part, exact_ranking(self.model, batch.rows(part), ranker, k, include_owned))
-        popular = batch.no_history.nonzero()[:, 0]
-        if len(popular):  # all users without a history get the same answer
+            _put(ranking, part, exact_ranking(self.model, batch.rows(part), ranker, k, rules))
+        popular = alike.nonzero()[:, 0]
+        if len(popular):  # all users who own nothing get the same answer
             any_scores = self.factors.vectors.new_zeros(1, len(ranker.shares))
             is_popular = torch.ones_like(popular[:1], dtype=torch.bool)
             _put(ranking, popular, ranker.rank(any_scores, is_popular, [], k))
         return ranking
 
     def searched(
-        self, batch: Batch, ranker: Ranker, k: int, include_owned: bool, *, once: bool = False
+        self, batch: Batch, ranker: Ranker, k: int, rules: ShopSettings, *, once: bool = False
     ) -> tuple[Ranking, Tensor, Tensor]:
         """Returns rankings by the index alone, a mask of the rows that were searched, and a mask of the rows
-        for which too few bundles were found. Unless `once`, these are searched again in more cells."""
-        view, has_history = self._view(ranker.hidden), ~batch.no_history
+        for which too few bundles were found. Unless `once`, these are searched again in more cells.
+
+        Sold-out bundles that rank last are not searched. A row that needs some of them has too few.
+        """
+        view = self._view(ranker.hidden if ranker.available is None else ranker.available)
+        has_history, aside = ~batch.no_history, _Aside.of(batch, rules)
         ranking = _empty(len(has_history), k, self.factors.vectors)
         searched, lacking = torch.zeros_like(has_history), torch.zeros_like(has_history)
-        cells, further = self._effort(k, view), self._further(batch.histories, k, include_owned)
+        cells, further = self._effort(k, view), self._further(aside.counts, k)
         while cells <= self.most_cells:
             unfinished = ~searched if once else ~searched | lacking
             rows = (has_history & unfinished & (further < 1)).nonzero()[:, 0]
             if len(rows):
-                some = batch if len(rows) == len(has_history) else batch.rows(rows)
-                answers, lacking[rows] = self._searched_once(some, view, ranker, k, cells, include_owned)
+                whole = len(rows) == len(has_history)
+                some, apart = (batch, aside) if whole else (batch.rows(rows), aside.chosen(rows))
+                answers, lacking[rows] = self._searched_once(some, view, ranker, k, cells, apart)
                 searched[rows] = True
                 _put(ranking, rows, answers)
             further, cells = further - 1, cells * CELL_GROWTH
@@ -354,21 +366,22 @@ class BundleIndex:
             return self.probed
         return math.ceil(self.probed * max(1.0, k / MEASURED_AT) * self.size / view.left)
 
-    def _further(self, histories: Histories, k: int, include_owned: bool) -> Tensor:
+    def _further(self, aside: Tensor, k: int) -> Tensor:
         """How often the number of cells is multiplied by `CELL_GROWTH` before each user's first search. If a
-        user has more than twice the mean number of bundles, these fill the best cells."""  # [rows]
-        owned = histories.bundles.lengths.float() * (not include_owned)
-        depth = (k + owned) / (k + 2 * self._mean_owned)
+        user has more than twice the mean number of bundles that are skipped or demoted, these fill the best
+        cells. `aside` is the number of these bundles."""  # [rows]
+        depth = (k + aside.float()) / (k + 2 * self._mean_aside)
         return (depth.clamp(min=1).log() / math.log(CELL_GROWTH)).ceil()
 
     def _searched_once(
-        self, batch: Batch, view: _View, ranker: Ranker, k: int, cells: int, include_owned: bool
+        self, batch: Batch, view: _View, ranker: Ranker, k: int, cells: int, aside: _Aside
     ) -> tuple[Ranking, Tensor]:
         """Returns rankings, and a mask of the rows for which the index found too few bundles."""
         histories, contents, hidden = batch.histories, batch.contents, view.hidden
         users = self.model.factors_of_users(histories, contents)
-        owned = histories.bundles
-        past = 0 if include_owned or not len(owned) else min(int(owned.lengths.max()), MOST_OWNED_SKIPPED)
+        most = int(aside.counts.max()) if len(histories) else 0
+        # The k best are among the first k and as many more as there are skipped or demoted ones.
+        past = min(most, MOST_OWNED_SKIPPED)
         positions = self._search(users, k + past, cells, view)  # [rows, k + past], -1 for none
         missing = positions < 0
         positions = positions.clamp(min=0)
@@ -386,15 +399,14 @@ class BundleIndex:
             positions, scores = positions.gather(1, columns), scores.gather(1, columns)
         total = torch.logaddexp(torch.logsumexp(scores, 1), rest)  # [rows]
         order = scores + hidden[positions].to(scores.dtype)
-        left = (hidden[len(self._hidden) :] == 0).sum().add(view.left).expand(len(users))
-        if not include_owned:
-            order = order.masked_fill(_among(positions, owned, len(contents)), -torch.inf)
-            left = left - _counted(owned, hidden)
+        shown = (ranker.hidden == 0).sum().expand(len(users))
+        order = order + aside.changes(positions, len(contents)).to(order.dtype)
+        left = shown - aside.left_out(ranker.hidden)
         values, best = top(order, min(k, order.shape[1]), ranker.shares[positions])
         counts = torch.isfinite(values).sum(1)
         chances = (scores.gather(1, best) - total[:, None]).exp()
         ranking = Ranking(positions.gather(1, best), chances, counts, batch.no_history)
-        return ranking, counts < left.clamp(max=k)
+        return ranking, (counts < left.clamp(max=k)) | (aside.counts > MOST_OWNED_SKIPPED)
 
     def _search(self, users: Tensor, count: int, cells: int, view: _View) -> Tensor:
         """The positions of the best bundles, in ascending order, as `top` needs it to break ties by id."""
@@ -414,16 +426,58 @@ class BundleIndex:
         return torch.logsumexp(terms, 1)  # [rows]
 
 
-def _among(positions: Tensor, owned: Ragged, columns: int) -> Tensor:
-    """True for each position that is in the same row of `owned`."""  # like `positions`
-    rows = torch.arange(len(positions), device=positions.device)
-    return torch.isin(positions + rows[:, None] * columns, owned.values + owned.row_of_entry() * columns)
+@dataclass(frozen=True)
+class _Aside:
+    """The bundles that a search skips or demotes, because the user has them or owns most of their items."""
+
+    bundles: Ragged
+    """The bundles for each user, in ascending order."""
+    shares: Tensor  # [entries]
+    """The share of the bundle's items that is missing. 0: the bundle is not shown."""
+
+    @classmethod
+    def of(cls, batch: Batch, rules: ShopSettings) -> _Aside:
+        found = batch.goods.demoted(batch.owned, rules.owned, rules.mostly_owned)
+        if found is None:
+            none = batch.owned.keep(torch.zeros_like(batch.owned.values, dtype=torch.bool))
+            return cls(none, none.values.float())
+        width, has = len(batch.contents), batch.histories.bundles
+        keys = torch.cat([has.row_of_entry() * width + has.values, found.rows * width + found.bundles])
+        keys, first = _first_of_each(keys)
+        lengths = torch.bincount(keys.div(width, rounding_mode="floor"), minlength=len(batch.owned))
+        shares = torch.cat([found.shares.new_zeros(len(has.values)), found.shares])[first]
+        return cls(Ragged(keys % width, offsets_of(lengths)), shares)
+
+    @property
+    def counts(self) -> Tensor:
+        """The number of these bundles for each user."""  # [rows]
+        return self.bundles.lengths
+
+    def chosen(self, rows: Tensor) -> _Aside:
+        """Returns the same for the chosen users."""
+        entries = Ragged(torch.arange(len(self.shares), device=rows.device), self.bundles.offsets)
+        return _Aside(self.bundles.rows(rows), self.shares[entries.rows(rows).values])
+
+    def changes(self, positions: Tensor, columns: int) -> Tensor:
+        """The logarithm of the missing share at each position; 0 for bundles that are not set aside."""
+        if not len(self.shares):
+            return torch.zeros_like(positions, dtype=torch.float32)
+        keys = self.bundles.row_of_entry() * columns + self.bundles.values  # ascending
+        asked = positions + torch.arange(len(positions), device=positions.device)[:, None] * columns
+        at = torch.searchsorted(keys, asked).clamp(max=len(keys) - 1)
+        return torch.where(keys[at] == asked, self.shares[at].log(), 0.0)
+
+    def left_out(self, hidden: Tensor) -> Tensor:
+        """The number of bundles that `hidden` allows and that each user must not see."""  # [rows]
+        gone = self.bundles.keep((self.shares <= 0) & (self.bundles.values < len(hidden)))
+        return gone.keep(hidden[gone.values] == 0).lengths
 
 
-def _counted(owned: Ragged, hidden: Tensor) -> Tensor:
-    """The number of bundles in each row of `owned` that are not hidden."""  # [rows]
-    candidates = owned.keep(owned.values < len(hidden))  # bundles without an id are no candidates
-    return candidates.keep(hidden[candidates.values] == 0).lengths
+def _first_of_each(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the different keys in ascending order, and a place of each."""
+    different, which = torch.unique(keys, return_inverse=True)
+    places = which.new_zeros(len(different))
+    return different, places.scatter_(0, which, torch.arange(len(keys), device=keys.device))
 
 
 def _empty(rows: int, k: int, like: Tensor) -> Ranking:

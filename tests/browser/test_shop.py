@@ -84,14 +84,11 @@ def true_facts(bundle: dict[str, Any], history: dict[str, Any], contents: dict[s
     """Every sentence that may stand on a card, counted here from the service's data alone."""
     items, bundles = history["items"], history["bundles"]
     parts = [part["id"] for part in contents["items"]]
-    alone = {item["id"] for item in items} | {part["id"] for other in bundles for part in other["items"]}
     facts = set()
     for tag in {tag for item in items for tag in item["tags"]}:
         have = sum(tag in item["tags"] for item in items)
         words = f"{have} of your {len(items)} items {'is' if have == 1 else 'are'} {tag}, like "
         facts.add(words)
-    if mine := len(alone.intersection(parts)):
-        facts.add(f"You own {mine} of its {len(parts)} items: ")
     for tag in bundle["tags"]:
         alike = [other for other in bundles if tag in other["tags"]]
         facts.add(f"{len(alike)} of your {len(bundles)} bundles are tagged {tag} too")

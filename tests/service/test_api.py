@@ -84,8 +84,8 @@ def test_bundles_for_a_user_are_those_of_the_recommender(
         "bundles": int(recommender.dataset.user_bundle[place].sum()),
         "not_in_model": 0,
     }
-    with_owned = own.get(f"/v1/users/{user}/bundles", params={"k": 20, "include_owned": True})
-    same(ok(with_owned)["bundles"], recommender.recommend(user, 20, include_owned=True))
+    with_owned = own.get(f"/v1/users/{user}/bundles", params={"k": 20, "owned": "show"})
+    same(ok(with_owned)["bundles"], recommender.recommend(user, 20, owned="show"))
 
 
 def test_bundles_for_a_history_are_those_of_the_recommender(
@@ -121,7 +121,7 @@ def test_items_of_a_bundle_that_someone_took_are_not_suggested(own: httpx.Client
     assert set(ids(own.post("/v1/complete", json=asked), "items")) == inside - {"g0022"}
     took(own, {"user_id": "buyer", "bundle_id": "b0013"})
     assert ids(own.post("/v1/complete", json=asked), "items") == []
-    shown = own.post("/v1/complete", json={**asked, "include_owned": True})
+    shown = own.post("/v1/complete", json={**asked, "owned": "show"})
     assert set(ids(shown, "items")) == inside - {"g0022"}
 
 
@@ -209,7 +209,7 @@ def test_what_someone_has_is_left_out_unless_asked_for(client: httpx.Client) -> 
     assert has
     without = ids(client.get(f"/v1/users/{SOMEONE}/bundles", params={"k": 100}))
     assert not has & set(without)
-    asked = {"user_id": SOMEONE, "include_owned": True, "where": {"among": sorted(has)}, "k": 100}
+    asked = {"user_id": SOMEONE, "owned": "show", "where": {"among": sorted(has)}, "k": 100}
     assert set(ids(client.post("/v1/recommend", json=asked))) == has
 
 
@@ -445,7 +445,7 @@ def test_what_is_newer_than_the_model_is_passed_over_and_counted(own: httpx.Clie
     }  # fmt: skip
     only_new = ok(own.post("/v1/recommend", json={"history": {"items": ["unheard"]}}))
     assert {bundle["source"] for bundle in only_new["bundles"]} == {"popular"}
-    asked = {"user_id": "somebody-else", "include_owned": True, "where": {"among": ["all new"]}}
+    asked = {"user_id": "somebody-else", "owned": "show", "where": {"among": ["all new"]}}
     assert ids(own.post("/v1/recommend", json=asked)) == []
     problem(own.get("/v1/bundles/all new/similar"), 409, "'all new'", "retrain")
 

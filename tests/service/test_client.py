@@ -243,7 +243,7 @@ def test_anyones_history_filters_and_details(client: Client) -> None:
     assert answer.user_id is None
     assert answer.history == wire.Known(items=1, bundles=1, not_in_model=0)
     assert mine.id not in {one.id for one in answer}
-    assert mine.id in {one.id for one in client.recommend(history, k=100, include_owned=True)}
+    assert mine.id in {one.id for one in client.recommend(history, k=100, owned="show")}
     assert answer[0].items is None
 
     prices = sorted(bundle.price for bundle in known if bundle.price is not None)

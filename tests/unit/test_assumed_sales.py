@@ -235,7 +235,7 @@ class TestSaying:
     NEW: dict[str, Any] = {"new_bundles": {"box": ["i0", "i1", "i2"]}}  # noqa: RUF012
 
     def score(self, model: Recommender, **said: Any) -> float:
-        answers = model.recommend("u0", 500, **self.NEW, **said, include_owned=True)
+        answers = model.recommend("u0", 500, **self.NEW, **said, owned="show")
         return next(answer.score for answer in answers if answer.id == "box")
 
     def test_more_expected_sales_rank_higher(self, model: Recommender) -> None:
@@ -252,13 +252,13 @@ class TestSaying:
         best = shop.bundles[int(require(model.model, SalesScorer).known_sales().argmax())]
         row = shop.bundle_item[shop.bundles.position(best)].indices
         new = {"twin": [shop.items[place] for place in row], "other": ["i1"]}
-        answers = model.recommend("u0", 500, new_bundles=new, sells_like={"twin": best}, include_owned=True)
+        answers = model.recommend("u0", 500, new_bundles=new, sells_like={"twin": best}, owned="show")
         scores = {answer.id: answer.score for answer in answers}
         assert scores["twin"] == pytest.approx(scores[best], rel=1e-4)
         by_number = {"twin": float(require(model.model, SalesScorer).known_sales().max())}
-        assert model.recommend_many(
-            ["u0"], 500, new_bundles=new, expected_sales=by_number, include_owned=True
-        ) == [answers]
+        assert model.recommend_many(["u0"], 500, new_bundles=new, expected_sales=by_number, owned="show") == [
+            answers
+        ]
 
     @pytest.mark.parametrize(
         ("said", "words"),

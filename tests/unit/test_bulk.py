@@ -75,7 +75,7 @@ class TestEveryone:
         "asked",
         [
             {},
-            {"include_owned": True},
+            {"owned": "show"},
             {"where": Filter(max_price=60, exclude=["b0003", "b0007"])},
             {"where": Filter(among=["b0001", "b0002"])},
         ],

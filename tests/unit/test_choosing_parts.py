@@ -119,12 +119,10 @@ def test_new_copies_of_best_sellers_do_not_rank_last() -> None:
     best = shop.bundles[int(sales.argmax())]
     items = [shop.items[n] for n in shop.bundle_item[int(sales.argmax())].indices]
     user = shop.users[0]
-    answers = model.recommend(user, 300, new_bundles={"copy": items}, include_owned=True)
+    answers = model.recommend(user, 300, new_bundles={"copy": items}, owned="show")
     ids = [each.id for each in answers]
     assert ids.index("copy") < len(ids) - 1
-    like = model.recommend(
-        user, 300, new_bundles={"copy": items}, sells_like={"copy": best}, include_owned=True
-    )
+    like = model.recommend(user, 300, new_bundles={"copy": items}, sells_like={"copy": best}, owned="show")
     assert [each.id for each in like].index("copy") <= 1
 
 

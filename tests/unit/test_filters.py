@@ -97,7 +97,7 @@ class TestWhatIsLetThrough:
     @pytest.mark.parametrize(("where", "expected"), ITEMS)
     def test_items(self, model: Recommender, where: Filter, expected: set[str]) -> None:
         assert names(model.complete(History(), [], ALL, where=where)) == expected
-        found = model.complete(History(bundles=["b0"]), ["i0"], ALL, where=where, include_owned=True)
+        found = model.complete(History(bundles=["b0"]), ["i0"], ALL, where=where, owned="show")
         assert names(found) == expected - {"i0"}
 
     def test_many_at_a_time(self, model: Recommender) -> None:
@@ -107,13 +107,13 @@ class TestWhatIsLetThrough:
             {"b0", "b2"},
         ]
         cases = [("u0", []), ("u1", ["i0"])]
-        found = model.complete_many(cases, ALL, where=Filter(in_stock=True), include_owned=True)
+        found = model.complete_many(cases, ALL, where=Filter(in_stock=True), owned="show")
         assert [names(answers) for answers in found] == [{"i0", "i1"}, {"i1"}]
         found = model.complete_many(cases, ALL, where=Filter(in_stock=True))
         assert [names(answers) for answers in found] == [set(), set()]  # they have them, in bundles
 
     def test_the_owned_come_only_if_the_filter_lets_them(self, model: Recommender) -> None:
-        assert names(model.recommend("u0", ALL, where=Filter(exclude=["b0"]), include_owned=True)) == {
+        assert names(model.recommend("u0", ALL, where=Filter(exclude=["b0"]), owned="show")) == {
             "b1",
             "b2",
             "b3",

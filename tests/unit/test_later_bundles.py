@@ -154,7 +154,7 @@ def test_a_live_shop_ranks_a_bundle_that_was_added() -> None:
     added = stock.after(CatalogueChange(2, [], [Bundle("copy", copied.items, "Copy", 5.0, 0.0, ())]))
     live = Live(model, added, Sales({}, {}))
     owned = owned_by(model.dataset, "u0001")
-    found = {answer.id: answer.score for answer in ask(live, owned, 100, include_owned=True)}
+    found = {answer.id: answer.score for answer in ask(live, owned, 100, owned="show")}
     people = model.shop.everyone().rows(torch.tensor([model.dataset.users.position("u0001")]))
     contents = model.shop.interactions.bundle_item
     new = Ragged.from_lists([[model.dataset.items.position(item) for item in copied.items]])

@@ -109,7 +109,7 @@ def test_filters_and_owned_things_are_as_in_the_recommender(live: Live, recommen
         Filter(exclude=["b0166"]),
     ):
         assert ids(ask(live, owned, 10, where=where)) == ids(recommender.recommend("u0007", 10, where=where))
-    everything = ids(ask(live, owned, 300, include_owned=True))
+    everything = ids(ask(live, owned, 300, owned="show"))
     assert set(owned.bundles) <= set(everything)
     assert not set(owned.bundles) & set(ids(ask(live, owned, 300)))
 

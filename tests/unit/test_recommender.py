@@ -87,7 +87,7 @@ class TestRecommend:
         assert sorted(ids(answers)) == sorted(set(shop.bundles) - set(owned))
 
     def test_owned_bundles_come_on_request(self, model: Recommender, shop: BundleDataset) -> None:
-        answers = model.recommend(someone(shop), ALL, include_owned=True)
+        answers = model.recommend(someone(shop), ALL, owned="show")
         assert sorted(ids(answers)) == sorted(shop.bundles)
 
     def test_held_out_bundles_are_owned_as_well(self, model: Recommender, shop: BundleDataset) -> None:
@@ -116,7 +116,7 @@ class TestRecommend:
                 data.histories(torch.tensor([user])), data.bundle_item
             )[0]
         expected = dict(zip(shop.bundles, logits.softmax(0).tolist(), strict=True))
-        answers = model.recommend(shop.users[user], ALL, include_owned=True)
+        answers = model.recommend(shop.users[user], ALL, owned="show")
         assert scores_by_id(answers) == pytest.approx(expected)
         assert sum(answer.score for answer in answers) == pytest.approx(1)
 
@@ -197,7 +197,7 @@ class TestComplete:
         assert sorted(ids(model.complete(user, partial, ALL))) == sorted(
             set(shop.items) - set(owned) - set(partial)
         )
-        assert sorted(ids(model.complete(user, partial, ALL, include_owned=True))) == sorted(
+        assert sorted(ids(model.complete(user, partial, ALL, owned="show"))) == sorted(
             set(shop.items) - set(partial)
         )
 
@@ -214,7 +214,7 @@ class TestComplete:
 
     def test_the_partial_bundle_matters(self, model: Recommender, shop: BundleDataset) -> None:
         user = someone(shop)
-        one, other = (model.complete(user, [item], ALL, include_owned=True) for item in ("g0001", "g0050"))
+        one, other = (model.complete(user, [item], ALL, owned="show") for item in ("g0001", "g0050"))
         assert scores_by_id(one) != pytest.approx(scores_by_id(other))
 
     def test_order_and_repetition_of_the_partial_items_do_not_matter(
@@ -335,7 +335,7 @@ class TestNewBundles:
     ) -> None:
         # A bundle is the mean of its items, so the best single item beats every bundle.
         new = {f"only-{item}": [item] for item in shop.items}
-        answers = by_items.recommend(someone(shop), ALL, new_bundles=new, include_owned=True)
+        answers = by_items.recommend(someone(shop), ALL, new_bundles=new, owned="show")
         assert sorted(ids(answers)) == sorted([*shop.bundles, *new])
         assert answers[0].id.startswith("only-")
         assert (answers[0].title, answers[0].source) == (None, "model")
@@ -356,7 +356,7 @@ class TestNewBundles:
         user = History(items=["g0004"], bundles=[items_in(shop, "b0003")])
         same = History(items=["g0004"], bundles=["b0003"])
         new = {"fresh": ["g0001", "g0002"]}
-        one, other = (model.recommend(who, ALL, new_bundles=new, include_owned=True) for who in (user, same))
+        one, other = (model.recommend(who, ALL, new_bundles=new, owned="show") for who in (user, same))
         assert len(one) == len(shop.bundles) + 1, "a nameless bundle of the history is no candidate"
         assert scores_by_id(one) == pytest.approx(scores_by_id(other))
 
@@ -383,7 +383,7 @@ class TestNamelessBundles:
     ) -> None:
         named = History(items=["g0001"], bundles=["b0003", "b0005"])
         nameless = History(items=["g0001"], bundles=[items_in(shop, "b0005"), "b0003"])
-        one, other = (model.recommend(history, ALL, include_owned=True) for history in (named, nameless))
+        one, other = (model.recommend(history, ALL, owned="show") for history in (named, nameless))
         assert scores_by_id(one) == pytest.approx(scores_by_id(other))
         one, other = (model.complete(history, ["g0002"], ALL) for history in (named, nameless))
         assert scores_by_id(one) == pytest.approx(scores_by_id(other))

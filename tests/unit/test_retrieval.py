@@ -215,7 +215,7 @@ class TestAnswers:
         assert not set(best) & set(most)
         exact = [each.id for each in plain.recommend(person, 10)]
         assert len(set(exact) & set(best)) >= 8
-        shown = indexed[0].recommend(person, 10, include_owned=True)
+        shown = indexed[0].recommend(person, 10, owned="show")
         assert {each.id for each in shown} & set(most)
 
     def test_what_sells_counts(self, shop: BundleDataset) -> None:
@@ -226,7 +226,7 @@ class TestAnswers:
         model.sales[77] = 1e12
         recommender.use_index(0.5, **SMALL)
         sold = shop.bundles.ids[77]
-        found = answers(recommender, include_owned=True)
+        found = answers(recommender, owned="show")
         assert all(next(iter(names)) == sold for names in found.values())
 
     def test_people_with_nothing_get_what_sells_most(
@@ -270,9 +270,9 @@ class TestAnswers:
         inside = [[0, 1]] * 40
         dataset = dataset_of([[0], [1]], [[3], [5]], inside, 2)
         recommender = Recommender(**QUICK).fit(dataset, SplitPlan("none"), progress=False)
-        exact = recommender.recommend("u0", 50, include_owned=True)
+        exact = recommender.recommend("u0", 50, owned="show")
         recommender.use_index(1e-9, most_share=1.0, **SMALL)
-        found = recommender.recommend("u0", 50, include_owned=True)
+        found = recommender.recommend("u0", 50, owned="show")
         assert [each.id for each in found] == [each.id for each in exact]
 
 

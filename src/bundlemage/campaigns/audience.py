@@ -178,8 +178,10 @@ def _nearest(
     except UnsupportedError as error:
         notes.append(f"{error}.")
         return ()
-    shelf, places = shop.bundle_shelf, shop.dataset.bundles.known_positions
-    return tuple(ForecastNeighbour(**_named(shelf, places[each.id]), score=each.score) for each in similar)
+    count = int(similar.counts[0])
+    places, scores = (each[0, :count].tolist() for each in (similar.positions, similar.chances))
+    best = zip(places, scores, strict=True)
+    return tuple(ForecastNeighbour(**_named(shop.bundle_shelf, place), score=score) for place, score in best)
 
 
 # ── The users ────────────────────────────────────────────────────────────────────────────

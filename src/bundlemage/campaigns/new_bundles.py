@@ -29,6 +29,7 @@ from bundlemage.campaigns.chances import (
     sigmoid,
     threshold_of,
 )
+from bundlemage.core.ownership import Goods
 from bundlemage.data.dataset import binary_matrix, pairs_of
 from bundlemage.models.base import Histories, Interactions, Matcher, require
 from bundlemage.models.ragged import Ragged
@@ -222,24 +223,12 @@ class Owners:
     """Finds users who have all items of some bundles."""
 
     def __init__(self, bundles: Ragged, contents: Ragged, items: int) -> None:
-        device = bundles.device
-        used_items = torch.unique(bundles.values)
-        self.column = torch.full((items,), -1, dtype=torch.int64, device=device)
-        self.column[used_items] = torch.arange(len(used_items), device=device)
-        needed = Ragged(self.column[bundles.values], bundles.offsets)
-        self.needed = needed.as_mask(len(used_items)).float()
-        kept = contents.keep(self.column[contents.values] >= 0)
-        self.in_bundles = Ragged(self.column[kept.values], kept.offsets)
+        """`contents` are the bundles that users may have."""
+        self._goods, self._contents = Goods(bundles, items), contents
 
     def have_all(self, histories: Histories) -> Tensor:
         """True for each user and bundle if the user has all items of the bundle."""  # [rows, bundles]
-        has = self.needed.new_zeros(len(histories), self.needed.shape[1])
-        columns = self.column[histories.items.values]
-        there = columns >= 0
-        has[histories.items.row_of_entry()[there], columns[there]] = 1
-        parts = self.in_bundles.rows(histories.bundles.values)
-        has[histories.bundles.row_of_entry()[parts.row_of_entry()], parts.values] = 1
-        return has @ self.needed.T == self.needed.sum(1)
+        return self._goods.whole(self._goods.owned(histories, self._contents))
 
 
 @dataclass(frozen=True)

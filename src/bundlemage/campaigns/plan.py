@@ -31,11 +31,13 @@ from bundlemage.campaigns.limits import (
     serve_best,
 )
 from bundlemage.campaigns.settings import Campaign
-from bundlemage.core.answering import Batch, rows_at_a_time, slices
+from bundlemage.core.answering import batch_of, rows_at_a_time, slices
 from bundlemage.core.shop import Shop
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Matcher, Model, require
+from bundlemage.wire.shop import ShopSettings
 
+DEFAULT_RULES = ShopSettings()
 VALUES_AT_A_TIME = 2**21
 """The number of values that are held at once, one for each user and bundle: 16 MB."""
 SAMPLE_USERS = 8192
@@ -65,8 +67,16 @@ class Scored:
 class Offer:
     """The candidates of a campaign, as positions in the shop, with their prices and limits."""
 
-    def __init__(self, settings: Campaign, model: Model, shop: Shop, calibration: Calibration | None) -> None:
+    def __init__(
+        self,
+        settings: Campaign,
+        model: Model,
+        shop: Shop,
+        calibration: Calibration | None,
+        rules: ShopSettings = DEFAULT_RULES,
+    ) -> None:
         self.settings, self.model, self.shop, self.calibration = settings, model, shop, calibration
+        self._rules = rules.changed({"owned": settings.owned or rules.owned})
         takings = settings.value == "takings"
         try:
             self.prices = shop.bundle_shelf.prices  # [bundles of the shop], NaN if unknown
@@ -78,7 +88,7 @@ class Offer:
                 ) from None
             self.prices = np.full(len(shop.dataset.bundles), np.nan)
         costs = None if settings.budget is None else _discount_costs(shop)
-        passing = np.isfinite(shop.bundles(settings.where).hidden.cpu().numpy())
+        passing = np.isfinite(shop.bundles(settings.where, stock=settings.sold_out).hidden.cpu().numpy())
         known = np.ones_like(passing) if costs is None else np.isfinite(costs)
         known &= np.isfinite(self.prices) | (not takings)
         self.left_out = int((passing & ~known).sum())
@@ -123,12 +133,19 @@ class Offer:
         with torch.inference_mode():
             everyone = shop.interactions.histories(torch.from_numpy(users).to(shop.device))
             for histories in slices(everyone, rows):
+                batch = batch_of(shop, histories, contents)
                 logs = require(self.model, Matcher).bundle_scores(histories, contents).float().log_softmax(1)
                 # For a user without a history, a bundle's chance is its share of all sales.
-                nothing = Batch(histories, contents).no_history
+                nothing = batch.no_history
                 logs[nothing] = shop.bundles().shares.clamp(min=1e-30).log()
                 part = chances_of(self.calibration, logs, histories)
-                part[histories.bundles.row_of_entry(), histories.bundles.values] = 0.0  # the user has these
+                if self._rules.owned != "show":
+                    part[histories.bundles.row_of_entry(), histories.bundles.values] = (
+                        0.0  # the user has these
+                    )
+                demoted = batch.goods.demoted(batch.owned, self._rules.owned, self._rules.mostly_owned)
+                if demoted is not None:
+                    part[demoted.rows, demoted.bundles] *= demoted.shares.to(part.dtype)
                 parts.append(part[:, eligible].cpu())
                 unknown += int(nothing.sum())
         chances = torch.cat(parts).numpy().astype(np.float64)  # [users, eligible]
@@ -156,7 +173,8 @@ class Offer:
                 with pa.ipc.new_stream(sink, shelf.catalogue.schema) as writer:
                     writer.write_table(shelf.catalogue.combine_chunks())
                 catalogue.update(sink.getvalue())
-        model = hashlib.sha256(f"{self.model.name} {self.calibration}".encode())
+        rules = f"{self._rules.owned} {self._rules.mostly_owned}"
+        model = hashlib.sha256(f"{self.model.name} {self.calibration} {rules}".encode())
         model.update(self.shop.dataset.fingerprint().encode())
         for name, weights in sorted(self.model.state_dict().items()):
             model.update(name.encode() + weights.detach().cpu().contiguous().numpy().tobytes())

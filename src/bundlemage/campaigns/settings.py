@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 from bundlemage.core.filters import Filter
 from bundlemage.data.row_files import Format
 from bundlemage.errors import config_error
+from bundlemage.wire.shop import OwnedRule
 
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 
@@ -25,6 +26,11 @@ class Campaign(BaseModel):
     """A filter: only bundles that pass it are shown."""
     stock: bool = False
     """Whether each item's stock is a limit."""
+    sold_out: Literal["hide", "show"] = "hide"
+    """Whether bundles with a sold-out item are left out or may be shown."""
+    owned: OwnedRule | None = None
+    """What happens to bundles whose items the user owns. None: as in the settings of the shop. With `demote`,
+    the chance of a mostly owned bundle is multiplied by the share of its items that is missing."""
     shown_at_most: Count | None = None
     """Maximum number of users that a bundle is shown to."""
     different_at_most: Count | None = None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bundlemage.cli import show
 from bundlemage.cli.options import (
@@ -19,6 +19,8 @@ from bundlemage.cli.options import (
     OptionalCount,
     OutputFile,
     Overwrite,
+    Owned,
+    SoldOut,
     UserOptions,
     UserOrAll,
 )
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from bundlemage.core.history import User
     from bundlemage.core.shop import Recommendation
     from bundlemage.recommender import Recommender
+    from bundlemage.wire.shop import OwnedRule, StockRule
 
 
 def recommend(
@@ -41,7 +44,8 @@ def recommend(
     where: FilterOptions,
     recall: IndexOptions,
     k: int = 5,
-    include_owned: bool = False,
+    owned: Owned = None,
+    stock: SoldOut = None,
     output: OutputFile = None,
     overwrite: Overwrite = False,
     new_bundle: list[str] | None = None,
@@ -50,7 +54,7 @@ def recommend(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Recommend the bundles that fit a user best, or all users. Bundles that a user already has are left out.
+    """Recommend the bundles that fit a user best, or all users.
 
     For all users on a cluster, or to a folder of files, use 'bundlemage recommend-all'.
 
@@ -58,7 +62,6 @@ def recommend(
 
     Options:
         -k, --k: The number of bundles.
-        --include-owned: Also recommend bundles that the user already has.
 
     New bundles:
         --new-bundle NAME=ID,ID: The name and the items of a bundle that is not in the training data.
@@ -69,7 +72,7 @@ def recommend(
     if user is None:
         if new_bundle or expected_sales or sells_like:
             raise ConfigError("new bundles are ranked for one user at a time: give --user instead of --all")
-        _recommend_to_all(folder, output, where, recall, k, include_owned, overwrite, device, as_json)
+        _recommend_to_all(folder, output, where, recall, k, owned, stock, overwrite, device, as_json)
         return
     from bundlemage.core.ranking import SCHEMA
     from bundlemage.data.row_files import check_replaceable
@@ -90,7 +93,8 @@ def recommend(
         new_bundles=new,
         expected_sales=sales,
         sells_like=key_values(sells_like, "--sells-like"),
-        include_owned=include_owned,
+        owned=owned,
+        stock=stock,
     )
     _note_by_sales(model, user, asked, answers)
     _note_too_many(k, len(model.dataset.bundles), "bundles")
@@ -114,7 +118,8 @@ def _recommend_to_all(
     where: Filter | None,
     recall: float | None,
     k: int,
-    include_owned: bool,
+    owned: OwnedRule | None,
+    stock: StockRule | None,
     overwrite: bool,
     device: str,
     as_json: bool,
@@ -137,7 +142,8 @@ def _recommend_to_all(
         where,
         recall,
         k=k,
-        include_owned=include_owned,
+        owned=owned,
+        stock=stock,
         overwrite=overwrite,
         device=device,
         as_json=as_json,
@@ -151,7 +157,8 @@ def recommend_all(
     where: FilterOptions,
     recall: IndexOptions,
     k: int = 5,
-    include_owned: bool = False,
+    owned: Owned = None,
+    stock: SoldOut = None,
     overwrite: bool = False,
     resume: bool = False,
     part_users: OptionalCount = None,
@@ -159,16 +166,16 @@ def recommend_all(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Write the bundles that fit each user best to files. Bundles that a user already has are left out.
+    """Write the bundles that fit each user best to files.
 
-    The columns are user_id, rank, bundle_id, score and source. After an interruption, the same command
+    The columns are user_id, rank, bundle_id, score, source, owned_items, missing_items, to_pay and sold_out.
+    After an interruption, the same command
     with --resume continues, if the output is a folder. The files are the same as without interruption.
 
     Options:
         -o, --output PATH: A file to write (its name ends in .parquet, .csv or .jsonl), or a folder for
             several Parquet files (its name has no ending).
         -k, --k: The number of bundles for each user.
-        --include-owned: Also recommend bundles that the user already has.
         --overwrite: Replace existing output.
         --resume: With a folder: continue work that was interrupted.
         --part-users N: With a folder: the number of users in one file (default 50,000). An interruption
@@ -189,7 +196,8 @@ def recommend_all(
         output,
         k=k,
         where=where,
-        include_owned=include_owned,
+        owned=owned,
+        stock=stock,
         part_users=part_users or PART_USERS,
         users=users,
         device=device,
@@ -231,7 +239,8 @@ def complete(
     where: FilterOptions,
     items: list[str] | None = None,
     k: int = 5,
-    include_owned: bool = False,
+    owned: Owned = None,
+    stock: SoldOut = None,
     output: OutputFile = None,
     overwrite: Overwrite = False,
     device: Device = "auto",
@@ -244,7 +253,6 @@ def complete(
     Options:
         --items ID,ID: The items that are already in the bundle.
         -k, --k: The number of items.
-        --include-owned: Also recommend items that the user already has, alone or in a bundle.
     """
     from bundlemage.core.ranking import ITEM_SCHEMA
     from bundlemage.data.row_files import check_replaceable
@@ -255,7 +263,7 @@ def complete(
     partial = ids(items)
     model = Recommender.load(folder, device=device)
     asked = user_in_data(model, user)
-    answers = model.complete(asked, partial, k, where=where, include_owned=include_owned)
+    answers = model.complete(asked, partial, k, where=where, owned=owned, stock=stock)
     _note_by_sales(model, user, asked, answers)
     _note_too_many(k, len(model.dataset.items), "items")
     if output is not None:
@@ -320,14 +328,32 @@ def _write_answers(
     from bundlemage.data.row_files import write_rows
 
     name = known_id(user)
-    rows = [(name, answer.rank, answer.id, answer.score, answer.source) for answer in answers]
-    table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+    rows = [{"user_id": name, **_row(answer)} for answer in answers]
+    table = pa.Table.from_pylist(rows, schema)
     write_rows(table.to_batches(), schema, file)
     if as_json:
         show.print_json({"user": name, "rows": len(rows), "file": str(file)})
     else:
         who = show.plain(name or "the visitor")
         show.say(f"{len(rows):,} answer{'s' * (len(rows) != 1)} for {who} in [bold]{show.plain(file)}[/]")
+
+
+def _row(answer: Recommendation) -> dict[str, Any]:
+    """The columns of an answer, without the user."""
+    from bundlemage.core.shop import RecommendedBundle
+
+    facts = vars(answer)
+    shared = {name: facts[name] for name in ("rank", "score", "source")}
+    if not isinstance(answer, RecommendedBundle):
+        return {**shared, "item_id": answer.id, "owned": facts["owned"], "sold_out": facts["sold_out"]}
+    return {
+        **shared,
+        "bundle_id": answer.id,
+        "owned_items": len(answer.owned),
+        "missing_items": len(answer.missing),
+        "to_pay": answer.to_pay,
+        "sold_out": bool(answer.sold_out),
+    }
 
 
 def _none_left(kind: str, where: Filter | None) -> str:

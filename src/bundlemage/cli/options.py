@@ -10,6 +10,7 @@ import typer
 from bundlemage.cli.commands import FromFunction
 from bundlemage.cli.texts import ids
 from bundlemage.errors import ConfigError
+from bundlemage.wire.shop import OwnedRule, StockRule
 
 if TYPE_CHECKING:
     from bundlemage.core.filters import Filter
@@ -54,6 +55,22 @@ OutputFile = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="With --output: replace an existing file.")]
 OptionalCount = Annotated[int | None, typer.Option(min=1)]
+Owned = Annotated[
+    OwnedRule | None,
+    typer.Option(
+        help="What happens to what the user owns: 'demote' leaves out bundles that are wholly owned and "
+        "ranks mostly owned ones lower, 'hide' leaves out both, 'show' changes nothing. "
+        "Default: the shop's rule."
+    ),
+]
+SoldOut = Annotated[
+    StockRule | None,
+    typer.Option(
+        "--stock",
+        help="What happens to what is sold out: 'last' ranks it after all others, 'hide' leaves it out, "
+        "'show' changes nothing. Default: the shop's rule.",
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0)]
 
 

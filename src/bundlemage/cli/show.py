@@ -16,7 +16,7 @@ from rich.text import Text
 from bundlemage.errors import Problem
 
 if TYPE_CHECKING:
-    from bundlemage.core.shop import Recommendation
+    from bundlemage.core.shop import RecommendedBundle, RecommendedItem
     from bundlemage.data.dataset import BundleDataset
     from bundlemage.data.leakage import Leakage
     from bundlemage.evaluation import Evaluation
@@ -186,7 +186,7 @@ def _bars(name: str, values: Sequence[float]) -> Text:
 
 def bundle_cards(
     dataset: BundleDataset,
-    answers: Sequence[Recommendation],
+    answers: Sequence[RecommendedBundle],
     shop: ShopSettings,
     new: Mapping[str, Sequence[str]] | None = None,
 ) -> RenderableType:
@@ -196,7 +196,7 @@ def bundle_cards(
 
 
 def _bundle_card(
-    dataset: BundleDataset, answer: Recommendation, new: Sequence[str] | None, shop: ShopSettings
+    dataset: BundleDataset, answer: RecommendedBundle, new: Sequence[str] | None, shop: ShopSettings
 ) -> Panel:
     from bundlemage.data.dataset import row_of
 
@@ -220,6 +220,12 @@ def _bundle_card(
         tags = dataset.catalogue.bundles["tags"][position].as_py()
         if tags:
             details.append(f"[dim]{plain(', '.join(tags[:3]))}[/]")
+    if answer.owned:
+        of = f"you own {len(answer.owned):,} of {len(answer.owned) + len(answer.missing):,}"
+        pay = "" if answer.to_pay is None else f", {money(answer.to_pay, shop)} to pay"
+        details.append(f"[yellow]{of}{pay}[/]")
+    if answer.sold_out:
+        details.append("[red]sold out[/]")
     title = answer.title or answer.id
     body = "\n".join(
         [*details, *lines, "", f"[cyan]{answer.score:.1%}[/] [dim]{answer.source} · {plain(answer.id)}[/]"]
@@ -228,7 +234,7 @@ def _bundle_card(
 
 
 def item_table(
-    dataset: BundleDataset, answers: Sequence[Recommendation], title: str, shop: ShopSettings
+    dataset: BundleDataset, answers: Sequence[RecommendedItem], title: str, shop: ShopSettings
 ) -> Table:
     """A table of recommended items, best first."""
     rows = table(title, ">rank", "item", "tags", ">price", ">score")
@@ -238,7 +244,8 @@ def item_table(
             row = dataset.items.position(answer.id)
             tags = ", ".join((dataset.catalogue.items["tags"][row].as_py() or [])[:3])
             price = dataset.catalogue.items["price"][row].as_py()
-        label = name(answer.title, answer.id)
+        label = name(answer.title, answer.id) + " [yellow]owned[/]" * answer.owned
+        label += " [red]sold out[/]" * answer.sold_out
         rows.add_row(str(answer.rank), label, plain(tags), amount(price, shop).strip(), f"{answer.score:.1%}")
     return rows
 

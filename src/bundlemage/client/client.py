@@ -37,6 +37,7 @@ from bundlemage.wire.answers import (
 from bundlemage.wire.design import LONG_SECONDS, SERVED_SECONDS, DesignRequest
 from bundlemage.wire.design_answers import DesignsFor, ExplanationsFor, ForecastOut
 from bundlemage.wire.requests import Body, HistoryOf, Where
+from bundlemage.wire.shop import OwnedRule, StockRule
 
 Id: TypeAlias = str | int
 """An id is text or a whole number, which stands for its text. A UUID and a whole number of NumPy do, too."""
@@ -113,11 +114,17 @@ class Client:
         k: int = 10,
         *,
         where: Conditions = None,
-        include_owned: bool = False,
+        owned: OwnedRule | None = None,
+        stock: StockRule | None = None,
         details: bool = False,
     ) -> BundlesFor:
-        """Return the `k` bundles that fit a user best. With `details` each bundle lists its items."""
-        body = {**_user(user), **_where(where), "k": k, "include_owned": include_owned, "details": details}
+        """Return the `k` bundles that fit a user best. With `details` each bundle lists its items.
+
+        `owned` (hide, demote or show) says what happens to what the user owns, and `stock` (hide, last or
+        show) what happens to what is sold out. None: as the shop has set it.
+        """
+        rules = {"owned": owned, "stock": stock}
+        body = {**_user(user), **_where(where), **rules, "k": k, "details": details}
         return self._post(BundlesFor, "/v1/recommend", body)
 
     def complete(
@@ -127,10 +134,13 @@ class Client:
         k: int = 5,
         *,
         where: Conditions = None,
-        include_owned: bool = False,
+        owned: OwnedRule | None = None,
+        stock: StockRule | None = None,
     ) -> ItemsFor:
-        """Return the `k` items that best complete a bundle for a user, or begin one if `items` is empty."""
-        body = {**_user(user), **_where(where), "k": k, "include_owned": include_owned, "items": items}
+        """Return the `k` items that best complete a bundle for a user, or begin one if `items` is empty.
+        `owned` and `stock` are as in `recommend`."""
+        rules = {"owned": owned, "stock": stock}
+        body = {**_user(user), **_where(where), **rules, "k": k, "items": items}
         return self._post(ItemsFor, "/v1/complete", body)
 
     def similar(

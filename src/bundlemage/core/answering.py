@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from bundlemage.core.history import User
+from bundlemage.core.ownership import Goods
 from bundlemage.core.ranking import Ranker, Ranking, top
-from bundlemage.core.shop import Candidates, Recommendation
+from bundlemage.core.shop import Candidates, Shop
 from bundlemage.models.base import Completer, Embedder, Histories, Matcher, Model, require
 from bundlemage.models.ragged import Ragged
+from bundlemage.wire.shop import ShopSettings
 
 ROWS_AT_A_TIME = 1024
 """The maximum number of questions in one pass of the model."""
@@ -30,18 +32,28 @@ class Batch:
     histories: Histories
     contents: Ragged
     """The items of each bundle: first the candidates, then other bundles that the histories refer to."""
+    owned: Ragged
+    """The items in `goods` that each user owns, alone or in a bundle, in ascending order."""
+    goods: Goods
+    """The items of the same bundles as in `contents`, also those that the model does not know."""
     partial: Ragged | None = None
     """Bundles to complete, one for each history; None if bundles are to be recommended."""
 
     def rows(self, index: Tensor) -> Batch:
         """Returns the questions of the chosen users."""
         partial = None if self.partial is None else self.partial.rows(index)
-        return Batch(self.histories.rows(index), self.contents, partial)
+        owned = self.owned.rows(index)
+        return Batch(self.histories.rows(index), self.contents, owned, self.goods, partial)
 
     @property
     def no_history(self) -> Tensor:
         """True for each user who has neither items nor bundles."""  # [rows] bool
-        return (self.histories.items.lengths == 0) & (self.histories.bundles.lengths == 0)
+        return without_history(self.histories)
+
+
+def without_history(histories: Histories) -> Tensor:
+    """True for each user who has neither items nor bundles."""  # [rows] bool
+    return (histories.items.lengths == 0) & (histories.bundles.lengths == 0)
 
 
 def rows_at_a_time(candidates: int, device: torch.device) -> int:
@@ -63,42 +75,45 @@ def _rows(ragged: Ragged, start: int, end: int) -> Ragged:
     return Ragged(ragged.values[first:last], ragged.offsets[start : end + 1] - first)
 
 
-def owned_items(histories: Histories, contents: Ragged) -> tuple[Ragged, Ragged]:
-    """Returns the items that each user has alone, and those in bundles that the user has."""
-    bundles = histories.bundles
-    inside = contents.rows(bundles.values)  # a row for each bundle of each user
-    return histories.items, Ragged(inside.values, inside.offsets[bundles.offsets])
+def batch_of(
+    shop: Shop,
+    histories: Histories,
+    contents: Ragged,
+    partial: Ragged | None = None,
+    users: Sequence[User] = (),
+) -> Batch:
+    """Returns the questions of users with these histories. `users` may be empty if they are unknown."""
+    owned = shop.owned(users, histories, contents)
+    return Batch(histories, contents, owned, shop.goods(contents), partial)
 
 
-def exact_ranking(model: Model, batch: Batch, ranker: Ranker, k: int, include_owned: bool) -> Ranking:
-    """Returns the k best candidates for each question. All candidates are scored."""
+def exact_ranking(model: Model, batch: Batch, ranker: Ranker, k: int, rules: ShopSettings) -> Ranking:
+    """Returns the k best candidates for each question. All candidates are scored. `rules` say what happens to
+    what the users own."""
     histories, contents, partial = batch.histories, batch.contents, batch.partial
-    no_history = batch.no_history
+    no_history, show = batch.no_history, rules.owned == "show"
     if partial is None:
         matcher = require(model, Matcher)
         scores = matcher.bundle_scores(histories, contents)
         # Bundles after the candidates come from histories and have no id. They cannot be recommended.
         scores = scores[:, : len(ranker.shares)]
-        ranking = ranker.rank(scores, no_history, [] if include_owned else [histories.bundles], k)
+        demoted = batch.goods.demoted(batch.owned, rules.owned, rules.mostly_owned)
+        ranking = ranker.rank(scores, no_history, [] if show else [histories.bundles], k, demoted)
         return replace(ranking, popular=no_history | True) if matcher.ranks_by_sales else ranking
     scores = require(model, Completer).item_scores(histories, partial, contents)
-    hide = [partial] if include_owned else [partial, *owned_items(histories, contents)]
+    hide = [partial] if show else [partial, batch.owned]
     return ranker.rank(scores, no_history & (partial.lengths == 0), hide, k)
 
 
 def nearest(
     model: Model, contents: Ragged, vector: Tensor, candidates: Candidates, k: int, exclude: int | None = None
-) -> list[Recommendation]:
-    """Returns the k bundles whose vectors have the highest cosine with `vector`. The cosine is the score.
-    The bundle at the position `exclude` is left out."""
+) -> Ranking:
+    """Returns the k bundles whose vectors have the highest cosine with `vector`, as a ranking with one row.
+    The cosine is the score. The bundle at the position `exclude` is left out."""
     with torch.inference_mode():
         order = require(model, Embedder).cosines(contents, vector) + candidates.hidden
         if exclude is not None:
             order[exclude] = -torch.inf
         values, positions = top(order[None], min(k, len(order)), candidates.shares, candidates.ids)
-    best = zip(positions[0].tolist(), values[0].tolist(), strict=True)
-    return [
-        candidates.answer(position, score, rank, popular=False)
-        for rank, (position, score) in enumerate(best, start=1)
-        if score > -math.inf
-    ]
+    counts = torch.isfinite(values).sum(1)
+    return Ranking(positions, values, counts, torch.zeros_like(counts, dtype=torch.bool))

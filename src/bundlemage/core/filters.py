@@ -171,11 +171,36 @@ class Shelf:
         if self.items is None or self._has("stock"):
             stock = self.column("stock").fill_null(0).to_numpy(zero_copy_only=False)
             return np.asarray(stock > 0)
-        missing = np.flatnonzero(~self.items.in_stock)
-        lacking = np.asarray(np.isin(self.contents.indices, missing), dtype=np.int64)
-        before = np.concatenate([[0], np.cumsum(lacking)])  # the number of missing items before each entry
+        return ~self._with_any(~self.items.in_stock)
+
+    @cached_property
+    def sold_out(self) -> Mask:
+        """True for each item whose stock is known and 0, and for each bundle with such an item."""
+        if self.items is not None:
+            return self._with_any(self.items.sold_out)
+        stock = self._values("stock")
+        if stock is None:
+            return np.zeros(len(self.ids), bool)
+        return np.asarray(pc.less_equal(stock, 0).fill_null(False).to_numpy(zero_copy_only=False))
+
+    def _with_any(self, items: Mask) -> Mask:
+        """True for each bundle that contains one of these items."""
+        found = items[self.contents.indices].astype(np.int64)
+        before = np.concatenate([[0], np.cumsum(found)])  # the number of such items before each entry
         edges = self.contents.indptr
-        return np.asarray(before[edges[1:]] == before[edges[:-1]])
+        return np.asarray(before[edges[1:]] > before[edges[:-1]])
+
+    def numbers(self, name: str) -> npt.NDArray[np.float64]:
+        """A column of numbers; nan where it is unknown, or everywhere if there is no such column."""
+        values = self._values(name)
+        if values is None:
+            return np.full(len(self.ids), np.nan)
+        numbers: npt.NDArray[np.float64] = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return numbers
+
+    def any_sold_out(self, items: Collection[int]) -> bool:
+        """Whether one of the items of a new bundle is sold out."""
+        return bool((self.items or self).sold_out[list(items)].any())
 
     def all_in_stock(self, items: Collection[int]) -> bool:
         """Whether all the items of a new bundle are in stock."""

@@ -11,10 +11,12 @@ from functools import cached_property
 from math import isqrt
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from bundlemage.core.ownership import BundleFacts, Demoted
 from bundlemage.data.dataset import Vocabulary
 from bundlemage.models.ragged import Ragged
 
@@ -35,6 +37,12 @@ class Ranking:
     def __len__(self) -> int:
         return len(self.positions)
 
+    def answers(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the row, the place in the row (0 is the best) and the position of each answer."""
+        filled = np.arange(self.positions.shape[1]) < self.counts.cpu().numpy()[:, None]  # [rows, k]
+        rows, places = np.nonzero(filled)
+        return rows, places, self.positions.cpu().numpy()[filled]
+
 
 class Ranker:
     """Ranks candidates by scores, batch after batch.
@@ -43,17 +51,35 @@ class Ranker:
     work itself. So only one thread may use a ranker.
     """
 
-    def __init__(self, shares: Tensor, hidden: Tensor, ids: Vocabulary | None = None) -> None:
+    def __init__(
+        self,
+        shares: Tensor,
+        hidden: Tensor,
+        ids: Vocabulary | None = None,
+        available: Tensor | None = None,
+    ) -> None:
         self.shares = shares  # [candidates], the share of each in all sales
         self.hidden = hidden  # [candidates], 0, or -∞ for a candidate that must not be shown
+        self.available = available
+        """Like `hidden`, but also -∞ for candidates that rank after all others. None if there are none."""
+        self._last = None if available is None else (available != hidden).nonzero()[:, 0]
+        if self._last is not None and not len(self._last):
+            self.available = self._last = None
         self.ids = ids  # None if the candidates are in the order of their ids
         self._kept: dict[str, Tensor] = {}
 
-    def rank(self, scores: Tensor, popular: Tensor, hide: Iterable[Ragged], k: int) -> Ranking:
+    def rank(
+        self,
+        scores: Tensor,
+        popular: Tensor,
+        hide: Iterable[Ragged],
+        k: int,
+        demoted: Demoted | None = None,
+    ) -> Ranking:
         """Returns the k best candidates of each row of scores, except those in the same row of `hide`.
 
-        Rows that are True in `popular` are ranked by sales. Scores are only read: they may be a view of the
-        model's own memory.
+        Rows that are True in `popular` are ranked by sales. `demoted` are ranked by what the user lacks,
+        which does not change their chances. Scores are only read: they may be a view of the model's memory.
         """
         if not scores.is_contiguous():  # the passes below are slow on scattered scores
             scores = self._like("rows", scores).copy_(scores)
@@ -66,6 +92,10 @@ class Ranker:
             order[rows] = (self.shares + self.hidden).to(scores.dtype)
         for ragged in hide:
             _hide(order, ragged)
+        if demoted is not None:
+            _demote(order, demoted, popular)
+        if self._last is not None:
+            self._put_last(order)
         values, positions = top(order, min(k, order.shape[1]), self.shares, self.ids)
         # Hidden candidates rank last.
         return Ranking(positions, chances.gather(1, positions), torch.isfinite(values).sum(1), popular)
@@ -78,6 +108,16 @@ class Ranker:
         return (
             places if by_id is None else places.scatter(0, torch.from_numpy(by_id).to(places.device), places)
         )
+
+    def _put_last(self, order: Tensor) -> None:
+        """Lower the sold-out candidates below all others. Their order among themselves stays the same."""
+        assert self._last is not None
+        finite = torch.isfinite(order)
+        highest = order.masked_fill(~finite, -torch.inf).amax(1, keepdim=True)
+        lowest = order.masked_fill(~finite, torch.inf).amin(1, keepdim=True)
+        span = torch.where(torch.isfinite(highest), highest - lowest, 0.0)
+        # The margin keeps the best of them below the worst of the others, although numbers are rounded.
+        order[:, self._last] -= span + (0.01 * span + 1e-3 * highest.abs().nan_to_num(0, 0, 0) + 1e-6)
 
     def _like(self, name: str, scores: Tensor) -> Tensor:
         """Returns memory for a tensor of the same shape and type. Each `name` has its own memory."""
@@ -99,6 +139,18 @@ def _hide(order: Tensor, ragged: Ragged) -> None:
         inside = columns < order.shape[1]
         rows, columns = rows[inside], columns[inside]
     order[rows, columns] = -torch.inf
+
+
+def _demote(order: Tensor, demoted: Demoted, popular: Tensor) -> None:
+    """Add the logarithm of the missing share to the order of each demoted candidate, so that one of which
+    nothing is missing is hidden. In rows that are ranked by sales, multiply instead."""
+    inside = demoted.bundles < order.shape[1]
+    rows, columns, shares = (each[inside] for each in demoted)
+    if not len(rows):
+        return
+    shares, now = shares.to(order.dtype), order[rows, columns]
+    scaled = torch.where(shares > 0, now * shares, -torch.inf)
+    order[rows, columns] = torch.where(popular[rows], scaled, now + shares.log())
 
 
 def top(
@@ -173,7 +225,7 @@ def _first_of_equals(order: Tensor, sales: Tensor | None, lowest: Tensor, k: int
 # ── Rankings as Arrow batches ────────────────────────────────────────────────────────────────────
 
 
-def _answers(id_column: str) -> pa.Schema:
+def _answers(id_column: str, *facts: tuple[str, pa.DataType]) -> pa.Schema:
     return pa.schema(
         [
             ("user_id", pa.dictionary(pa.int32(), pa.string())),
@@ -181,31 +233,43 @@ def _answers(id_column: str) -> pa.Schema:
             (id_column, pa.dictionary(pa.int32(), pa.string())),
             ("score", pa.float32()),
             ("source", pa.dictionary(pa.int8(), pa.string())),
+            *facts,
         ]
     )
 
 
-SCHEMA, ITEM_SCHEMA = _answers("bundle_id"), _answers("item_id")
+SCHEMA = _answers(
+    "bundle_id",
+    ("owned_items", pa.int32()),
+    ("missing_items", pa.int32()),
+    ("to_pay", pa.float64()),
+    ("sold_out", pa.bool_()),
+)
+ITEM_SCHEMA = _answers("item_id", ("owned", pa.bool_()), ("sold_out", pa.bool_()))
 """The columns of recommended bundles and of recommended items."""
 _SOURCES = pa.array(["model", "popular"])
 
 
 def record_batches(
-    rankings: Iterable[Ranking], users: pa.Array, bundles: pa.Array
+    rankings: Iterable[tuple[Ranking, BundleFacts]], users: pa.Array, bundles: pa.Array
 ) -> Iterator[pa.RecordBatch]:
-    """Yields rankings as Arrow batches. `users` are the ids of all rows, `bundles` the candidates' ids."""
+    """Yields rankings with their facts as Arrow batches. `users` are the ids of all rows, `bundles` the
+    candidates' ids."""
     start = 0
-    for ranking in rankings:
+    for ranking, facts in rankings:
         names = users.slice(start, len(ranking))
         start += len(ranking)
-        counts = ranking.counts.cpu().numpy()
-        filled = np.arange(ranking.positions.shape[1]) < counts[:, None]  # [rows, k]
-        row, place = (index.astype(np.int32) for index in np.nonzero(filled))
+        rows, places, positions = ranking.answers()
+        row = rows.astype(np.int32)
         columns = [
             pa.DictionaryArray.from_arrays(row, names),
-            place + 1,
-            pa.DictionaryArray.from_arrays(ranking.positions.cpu().numpy()[filled].astype(np.int32), bundles),
-            ranking.chances.float().cpu().numpy()[filled],
+            places.astype(np.int32) + 1,
+            pa.DictionaryArray.from_arrays(positions.astype(np.int32), bundles),
+            ranking.chances.float().cpu().numpy()[rows, places],
             pa.DictionaryArray.from_arrays(ranking.popular.cpu().numpy().astype(np.int8)[row], _SOURCES),
+            facts.owned,
+            facts.missing,
+            pa.array(facts.to_pay, from_pandas=True),  # nan is null
+            facts.sold_out,
         ]
         yield pa.record_batch(columns, schema=SCHEMA)

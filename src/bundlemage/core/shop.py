@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import Literal, cast
+from itertools import pairwise
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +17,15 @@ from torch import Tensor
 
 from bundlemage.core.filters import Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
+from bundlemage.core.ownership import BundleLines, Floats, Goods, Whole, known, lines_of
 from bundlemage.core.ranking import Ranker, Ranking
 from bundlemage.data.dataset import BundleDataset, Vocabulary, row_of
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Histories, Interactions, Model, SalesScorer, require
-from bundlemage.models.ragged import Contents, Ragged
+from bundlemage.models.ragged import Contents, KeptForLast, Ragged
+from bundlemage.wire.shop import Pays, StockRule
 
+Answer = TypeVar("Answer", bound="Recommendation")
 FILTERS_KEPT = 64
 """Number of filters to cache. The pages of a shop use the same few filters again and again."""
 CONTENTS_KEPT = 4
@@ -38,6 +42,32 @@ class Recommendation:
     score: float
     rank: int
     source: Literal["model", "popular"]
+    price: float | None
+    """The price; None if it is unknown. A bundle without a price of its own costs the sum of its items'
+    prices, minus its discount."""
+
+
+@dataclass(frozen=True)
+class RecommendedBundle(Recommendation):
+    """A bundle for a user."""
+
+    owned: tuple[str, ...]
+    """The ids of its items that the user owns, bought alone or inside another bundle."""
+    missing: tuple[str, ...]
+    """The ids of its other items."""
+    to_pay: float | None
+    """What the user pays for the bundle (see `ShopSettings.pays`); None if a needed price is unknown."""
+    sold_out: tuple[str, ...]
+    """The ids of its items that are sold out."""
+
+
+@dataclass(frozen=True)
+class RecommendedItem(Recommendation):
+    """An item that completes a bundle."""
+
+    owned: bool
+    """Whether the user owns it, bought alone or inside a bundle."""
+    sold_out: bool
 
 
 @dataclass(frozen=True)
@@ -49,24 +79,31 @@ class Candidates:
     """The title at a position, or None."""
     shares: Tensor  # [candidates], the share of each in all sales
     hidden: Tensor  # [candidates]: 0, or -∞ for a candidate that must not be shown
+    available: Tensor | None = None
+    """Like `hidden`, but also -∞ for sold-out candidates, which rank after all others. None if there are
+    none, or if they rank like the others."""
 
     def ranker(self) -> Ranker:
         """Returns a ranker of these candidates."""
-        return Ranker(self.shares, self.hidden, self.ids)
+        return Ranker(self.shares, self.hidden, self.ids, self.available)
 
-    def answer(self, position: int, score: float, rank: int, popular: bool) -> Recommendation:
-        """Returns the candidate at a position as an answer."""
-        source: Literal["model", "popular"] = "popular" if popular else "model"
-        return Recommendation(self.ids[position], self.title(position), score, rank, source)
-
-    def answers(self, ranking: Ranking) -> list[list[Recommendation]]:
-        """Returns the answers of each row of a ranking, with ids and titles."""
-        columns = (ranking.positions, ranking.chances, ranking.counts, ranking.popular)
-        rows = []
-        for positions, chances, count, popular in zip(*(each.tolist() for each in columns), strict=True):
-            best = enumerate(zip(positions[:count], chances, strict=False), start=1)
-            rows.append([self.answer(place, chance, rank, popular) for rank, (place, chance) in best])
-        return rows
+    def described(self, ranking: Ranking) -> list[dict[str, Any]]:
+        """Returns the id, title, score, rank and source of each answer of a ranking, row after row."""
+        rows, places, positions = ranking.answers()
+        chances = ranking.chances.cpu().double().numpy()[rows, places]
+        popular = ranking.popular.cpu().numpy()[rows]
+        return [
+            {
+                "id": self.ids[position],
+                "title": self.title(position),
+                "score": chance,
+                "rank": place + 1,
+                "source": "popular" if by_sales else "model",
+            }
+            for position, chance, place, by_sales in zip(
+                positions.tolist(), chances.tolist(), places.tolist(), popular.tolist(), strict=True
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -122,25 +159,33 @@ class Shop:
         self._hide_bundles = partial(_hidden, self.bundle_shelf, ~self.trade.bundles_gone & filled, device)
         self._hidden_items = lru_cache(FILTERS_KEPT)(self._hide_items)
         self._hidden_bundles = lru_cache(FILTERS_KEPT)(self._hide_bundles)
+        self._goods = KeptForLast[Goods]()
         self._contents = lru_cache(CONTENTS_KEPT)(partial(_contents, self.interactions.bundle_item))
 
-    def items(self, where: Filter | None = None) -> Candidates:
-        """Returns all items. Items that are not sold, or that the filter `where` excludes, are hidden."""
-        return replace(self._all_items, hidden=self._hidden_items(where))
+    def items(self, where: Filter | None = None, stock: StockRule = "show") -> Candidates:
+        """Returns all items. Items that are not sold, or that the filter `where` excludes, are hidden.
+        `stock` says what happens to those that are sold out."""
+        hidden, available = _by_stock(partial(self._hidden_items, where), stock, self.item_shelf)
+        return replace(self._all_items, hidden=hidden, available=available)
 
-    def bundles(self, where: Filter | None = None, new: NewBundles | None = None) -> Candidates:
+    def bundles(
+        self, where: Filter | None = None, new: NewBundles | None = None, stock: StockRule = "show"
+    ) -> Candidates:
         """Returns the shop's bundles, then the new ones, which have no sales. Bundles that cannot be sold,
-        or that the filter `where` excludes, are hidden."""
+        or that the filter `where` excludes, are hidden. `stock` says what happens to those with a sold-out
+        item."""
         if not new:
-            return replace(self._all_bundles, hidden=self._hidden_bundles(where))
+            hidden, available = _by_stock(partial(self._hidden_bundles, where), stock, self.bundle_shelf)
+            return replace(self._all_bundles, hidden=hidden, available=available)
         for name in new:
             if name in self.dataset.bundles:
                 raise ConfigError(f"new bundle {name!r} has the id of a bundle that the shop already has")
         known = self._all_bundles
         shares = torch.cat([known.shares, known.shares.new_zeros(len(new))])
         items = [self.item_positions(contents) for contents in new.values()]
-        hidden = self._hide_bundles(where, list(zip(new, items, strict=True)))
-        return Candidates(known.ids.with_more(tuple(new)), known.title, shares, hidden)
+        hide = partial(self._hide_bundles, where, new=list(zip(new, items, strict=True)))
+        hidden, available = _by_stock(hide, stock, self.bundle_shelf)
+        return Candidates(known.ids.with_more(tuple(new)), known.title, shares, hidden, available)
 
     @cached_property
     def _all_items(self) -> Candidates:
@@ -197,6 +242,89 @@ class Shop:
                 )
         on_device = None if users is None else users.to(self.device)
         return Histories(items.to(self.device), bundles.to(self.device), on_device)
+
+    # ── What users own, what is sold out, and prices ─────────────────────────────────────────────
+
+    def goods(self, contents: Ragged) -> Goods:
+        """Returns the items of each bundle, for questions about what users own."""
+        return self._goods.of(contents, lambda: Goods(contents, len(self.dataset.items)))
+
+    def owned(self, users: Sequence[User], histories: Histories, contents: Ragged) -> Ragged:
+        """Returns the items that each user owns, alone or in a bundle. `users` are the users of the
+        histories, or empty if they are unknown."""
+        return self.goods(contents).owned(histories, contents)
+
+    def item_name(self, position: int) -> str:
+        """Returns the id of an item in `goods`."""
+        return self.dataset.items[position]
+
+    def item_facts(self, positions: Whole) -> tuple[Floats, Mask]:
+        """Returns the prices of items, nan if unknown, and whether they are sold out."""
+        return self._item_prices[positions], self.item_shelf.sold_out[positions]
+
+    def bundle_facts(self, positions: Whole) -> tuple[Floats, Floats]:
+        """Returns the prices and the discounts of bundles, nan if unknown."""
+        known = positions < len(self.dataset.bundles)  # the others are new, and have neither
+        prices, discounts = (np.full(len(positions), np.nan) for _ in range(2))
+        prices[known], discounts[known] = (column[positions[known]] for column in self._bundle_numbers)
+        return prices, discounts
+
+    @cached_property
+    def _item_prices(self) -> Floats:
+        return self.item_shelf.numbers("price")
+
+    @cached_property
+    def _bundle_numbers(self) -> tuple[Floats, Floats]:
+        return self.bundle_shelf.numbers("price"), self.bundle_shelf.numbers("discount")
+
+    def lines(self, ranking: Ranking, owned: Ragged, contents: Ragged) -> BundleLines:
+        """Returns the items of each bundle in a ranking. `owned` are the items that each user owns."""
+        goods, (rows, _, positions) = self.goods(contents), ranking.answers()
+        return lines_of(goods, owned, rows, positions, self.item_facts, self.bundle_facts)
+
+    def recommended_bundles(
+        self, candidates: Candidates, ranking: Ranking, owned: Ragged, contents: Ragged, pays: Pays
+    ) -> list[list[RecommendedBundle]]:
+        """Returns the bundles of each row of a ranking, with the facts about what the user owns and pays."""
+        lines = self.lines(ranking, owned, contents)
+        facts, described = lines.facts(pays), candidates.described(ranking)
+        parts: list[tuple[list[str], list[str], list[str]]] = [([], [], []) for _ in described]
+        for answer, item, is_owned, is_sold_out in zip(
+            *(each.tolist() for each in (lines.answers, lines.items, lines.owned, lines.sold_out)),
+            strict=True,
+        ):
+            name = self.item_name(item)
+            parts[answer][0 if is_owned else 1].append(name)
+            if is_sold_out:
+                parts[answer][2].append(name)
+        prices = zip(facts.prices.tolist(), facts.to_pay.tolist(), strict=True)
+        answers = [
+            RecommendedBundle(
+                **shown,
+                price=known(price),
+                owned=tuple(has),
+                missing=tuple(lacks),
+                to_pay=known(pay),
+                sold_out=tuple(gone),
+            )
+            for shown, (has, lacks, gone), (price, pay) in zip(described, parts, prices, strict=True)
+        ]
+        return in_rows(answers, ranking)
+
+    def recommended_items(
+        self, candidates: Candidates, ranking: Ranking, owned: Ragged
+    ) -> list[list[RecommendedItem]]:
+        """Returns the items of each row of a ranking, with prices, and whether the user owns them."""
+        rows, _, positions = ranking.answers()
+        prices, sold_out = self.item_facts(positions)
+        has = [set(owned.values[start:end].tolist()) for start, end in pairwise(owned.offsets.tolist())]
+        answers = [
+            RecommendedItem(**shown, price=known(price), owned=place in has[row], sold_out=gone)
+            for shown, row, place, price, gone in zip(
+                candidates.described(ranking), rows, positions, prices, sold_out.tolist(), strict=True
+            )
+        ]
+        return in_rows(answers, ranking)
 
     def item_positions(self, items: Sequence[Id]) -> list[int]:
         """Returns the positions of items in ascending order, each once; raises `UnknownIdError`."""
@@ -290,12 +418,30 @@ def _hidden(
     sold: Mask,
     device: torch.device,
     where: Filter | None = None,
+    hide_sold_out: bool = False,
     new: Sequence[tuple[str, Sequence[int]]] = (),
 ) -> Tensor:
     """Returns 0 for each candidate that may be shown, and -∞ for the others. `new` are the new bundles."""
     sold = np.concatenate([sold, np.array([len(items) > 0 for _, items in new], bool)])
     allowed = shelf.allowed(where or Filter(), new) & sold
+    if hide_sold_out:
+        gone = np.array([shelf.any_sold_out(items) for _, items in new], bool)
+        allowed &= ~np.concatenate([shelf.sold_out, gone])
     return torch.from_numpy(np.where(allowed, 0.0, -np.inf).astype(np.float32)).to(device)
+
+
+def _by_stock(hide: Callable[[bool], Tensor], stock: StockRule, shelf: Shelf) -> tuple[Tensor, Tensor | None]:
+    """Returns `hidden` and `available` of candidates. `hide` computes both: with True, sold-out candidates
+    are hidden as well."""
+    if stock == "show" or not shelf.sold_out.any():
+        return hide(False), None
+    return (hide(True), None) if stock == "hide" else (hide(False), hide(True))
+
+
+def in_rows(answers: Sequence[Answer], ranking: Ranking) -> list[list[Answer]]:
+    """Returns the answers of a ranking, which are one after the other, as a list for each row."""
+    ends = np.cumsum([0, *ranking.counts.tolist()]).tolist()
+    return [list(answers[start:end]) for start, end in pairwise(ends)]
 
 
 def _contents(known: Ragged, more: tuple[tuple[int, ...], ...], expected: tuple[float | None, ...]) -> Ragged:

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from bundlemage.core.answering import owned_items
 from bundlemage.core.filters import Mask
+from bundlemage.core.ownership import owned_items
 from bundlemage.core.shop import Shop
 from bundlemage.designer.conflict import refuse_impossible
 from bundlemage.designer.constraints import (
@@ -65,8 +64,8 @@ def design(
     found: list[Worth] = []
     tick = None if progress is in_silence else lambda: progress("bundles", len(found), request.n)
     deadline = Deadline(request.time_limit, tick)
-    owned = torch.cat([items.values for items in owned_items(histories, contents)])
-    rules = Rules(request, settings, shop.item_shelf, shop.trade.items_gone, np.unique(owned.cpu().numpy()))
+    owned = owned_items(histories, contents, len(shop.dataset.items)).values.cpu().numpy()
+    rules = Rules(request, settings, shop.item_shelf, shop.trade.items_gone, owned)
     objective = Objective(model, histories, contents, shop.item_shelf, rules, tick)
     search = _Search(objective, rules, deadline, found)
     worths = search.bundles()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bundlemage.artifact.files import artifact_version, describe_artifact, load_without_users, verify_artifact
 from bundlemage.core.filters import Filter
-from bundlemage.core.ranking import SCHEMA, record_batches
+from bundlemage.core.ranking import SCHEMA
 from bundlemage.data.dataset import fingerprint
 from bundlemage.data.folders import ResumableFolder
 from bundlemage.data.row_files import ENDINGS, check_replaceable, has_format, joined, write_rows
@@ -32,6 +32,7 @@ from bundlemage.models.base import Histories, Interactions
 from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Progress
 from bundlemage.recommender import Recommender, Sales
+from bundlemage.wire.shop import OwnedRule, StockRule
 
 PART_USERS = 50_000
 INDEX_USERS = 2_000
@@ -53,7 +54,10 @@ class ScoringJob:
     output: Path
     k: int = 10
     where: Filter | None = None
-    include_owned: bool = False
+    owned: OwnedRule | None = None
+    """What happens to bundles whose items the user owns. None: as in the settings of the model's shop."""
+    stock: StockRule | None = None
+    """What happens to bundles with a sold-out item. None: as in the settings of the model's shop."""
     part_users: int = PART_USERS
     """The number of users in a part. Each part is one file of the folder."""
     users: Path | None = None
@@ -129,7 +133,7 @@ class Ready:
 
     def identity(self) -> dict[str, Any]:
         """Everything that the answers depend on. A run continues only with the same identity."""
-        names = ("k", "include_owned", "least_recall", "part_users")
+        names = ("k", "owned", "stock", "least_recall", "part_users")
         settings = {name: getattr(self.job, name) for name in names}
         where = (self.job.where or Filter()).to_json()
         users = {"users": self.users, "users_from": self.users_from}
@@ -361,8 +365,9 @@ class PartScorer:
         if folder is not None and not folder.parts.is_dir():
             raise _not_shared(f"a worker does not see the folder {folder.parts}")
         ids, histories = self.users.read(rows.start, rows.stop)
-        rankings = self.model.rank_bundles(histories, job.k, where=job.where, include_owned=job.include_owned)
-        batches = record_batches(rankings, ids, self.model.shop.bundle_ids)
+        batches = self.model.record_batches(
+            histories, ids, job.k, where=job.where, owned=job.owned, stock=job.stock
+        )
         if folder is None:
             table = joined(list(batches))
             return PartDone(table.num_rows, self.about_index, table)

@@ -71,7 +71,7 @@ def compare_generation(
 
     def ranks(live: Live, batch: Sequence[Completion]) -> list[list[int]]:
         questions = [(case.history, case.partial) for case in batch]
-        answers = live.complete_many(questions, LONGEST, include_owned=True)
+        answers = live.complete_many(questions, LONGEST, owned="show", stock="show")
         return [
             _ranks(case.hidden, [each.id for each in answer])
             for case, answer in zip(batch, answers, strict=True)

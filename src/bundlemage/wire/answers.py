@@ -74,14 +74,29 @@ class Ranked(EntryOut):
 
 
 class RankedBundle(Ranked):
+    """A bundle. Its `price` is its own, or else the sum of its items' prices minus its discount."""
+
     discount: float | None
     """A fraction: 0.2 is 20% off."""
+    owned: tuple[str, ...]
+    """The ids of its items that the user owns, bought alone or inside another bundle."""
+    missing: tuple[str, ...]
+    """The ids of its other items."""
+    to_pay: float | None
+    """What the user pays for the bundle. It depends on what the user owns if the shop has set so. null: the
+    price of a needed item is unknown."""
+    sold_out: tuple[str, ...]
+    """The ids of its items that are sold out: their stock is known and 0."""
     items: tuple[EntryOut, ...] | None = None
     """The items of the bundle, only with details=true."""
 
 
 class RankedItem(Ranked):
     stock: int | None
+    owned: bool
+    """Whether the user owns the item, bought alone or inside a bundle."""
+    sold_out: bool
+    """Whether its stock is known and 0."""
 
 
 class Answered(Out):

@@ -28,6 +28,8 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
+from bundlemage.wire.shop import OwnedRule, StockRule
+
 LONGEST_ID: Final = 200
 MANY: Final = 10_000
 """Maximum number of ids in one list."""
@@ -221,9 +223,14 @@ class UserOrHistory(Body):
 
 
 class Filtered(UserOrHistory):
-    include_owned: Flag = False
-    """Whether the answer may contain items or bundles that the user already has. A user who has a bundle has
-    its items."""
+    owned: OwnedRule | None = None
+    """What happens to what the user owns, alone or inside a bundle. `demote`: bundles that are wholly owned
+    are left out, and mostly owned ones rank lower. `hide`: both are left out. `show`: nothing changes, and
+    bundles that the user has may be shown. Items that complete a bundle are left out if owned, unless `show`.
+    null: as the shop has set it."""
+    stock: StockRule | None = None
+    """What happens to sold-out items, and to bundles with such an item. `last`: they rank after all others.
+    `hide`: they are left out. `show`: nothing changes. null: as the shop has set it."""
     where: Where = Where()
 
 

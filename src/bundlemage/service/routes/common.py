@@ -129,7 +129,7 @@ async def answer_to(
     """Ask the model for `k` bundles, or for `k` items to add to `partial`. Counts and records the answer."""
     began = time.perf_counter()
     user = owned_of(request) if request.user_id is None else request.user_id
-    question = Question(user or Owned(), k, filter_of(request.where), request.include_owned, partial)
+    question = Question(user or Owned(), k, filter_of(request.where), request.owned, request.stock, partial)
     answer = await service.answerer.ask(question)
     recommended = answer.recommendations
     service.metrics.answered(time.perf_counter() - began, Counter(each.source for each in recommended))

@@ -25,6 +25,7 @@ from bundlemage.service.routes.common import (
 )
 from bundlemage.wire.answers import BundlesFor, Gate, ItemsFor, RankedBundle, RankedItem, SimilarBundles
 from bundlemage.wire.requests import CompleteIn, RecommendIn
+from bundlemage.wire.shop import OwnedRule, StockRule
 
 router = APIRouter(prefix="/v1", tags=["recommendations"])
 Details = Annotated[bool, Query(description="Whether each bundle lists its items.")]
@@ -33,7 +34,7 @@ Details = Annotated[bool, Query(description="Whether each bundle lists its items
 def ranked_bundle(answer: Recommendation, live: Live, *, details: bool) -> RankedBundle:
     """A recommended bundle. With `details`, its items are listed."""
     bundle = live.stock.bundles[answer.id]
-    facts = {**vars(answer), **vars(bundle)}
+    facts = {**vars(bundle), **vars(answer)}
     del facts["items"]  # a field that is not set is left out of the JSON
     if details:
         facts["items"] = items_of(bundle, live)
@@ -47,13 +48,16 @@ async def bundles_for_user(
     request_id: RequestId,
     where: WhereOfQuery,
     k: HowMany = 10,
-    include_owned: Annotated[
-        bool, Query(description="Whether to include bundles that the user already has.")
-    ] = False,
+    owned: Annotated[
+        OwnedRule | None, Query(description=RecommendIn.model_fields["owned"].description)
+    ] = None,
+    stock: Annotated[
+        StockRule | None, Query(description=RecommendIn.model_fields["stock"].description)
+    ] = None,
     details: Details = False,
 ) -> BundlesFor:
     """The bundles that fit a user best. A user without a history gets the bundles that sell best."""
-    body = RecommendIn(user_id=user_id, include_owned=include_owned, where=where, k=k, details=details)
+    body = RecommendIn(user_id=user_id, owned=owned, stock=stock, where=where, k=k, details=details)
     return await recommend(body, service, request_id)
 
 
@@ -71,7 +75,7 @@ async def complete(body: CompleteIn, service: TheService, request_id: RequestId)
     """The items that best complete a bundle for a user. For an empty bundle: the best first items."""
     answer = await answer_to(body, body.k, tuple(dict.fromkeys(body.items)), service, request_id)
     stock = answer.live.stock.items
-    items = tuple(RankedItem(**{**vars(each), **vars(stock[each.id])}) for each in answer.recommendations)
+    items = tuple(RankedItem(**{**vars(stock[each.id]), **vars(each)}) for each in answer.recommendations)
     return ItemsFor(**about(request_id, answer.live, body, answer.known), items=items)
 
 

@@ -18,6 +18,27 @@ export function priceLine(bundle, prices) {
     old === null ? null : h("span", { class: "unseen" }, "now "),
     h("b", {}, price(bundle.price)),
     old === null ? null : [" ", h("span", { class: "off" }, `−${Math.round(bundle.discount * 100)}%`)],
+    paysLess(bundle) ? h("span", { class: "to-pay" }, `You pay ${price(bundle.to_pay)}`) : null,
+  );
+}
+
+/** Whether the user pays another price than the whole one, because the user owns some of the items. */
+const paysLess = (bundle) =>
+  typeof bundle.to_pay === "number" && bundle.owned?.length && bundle.to_pay !== bundle.price;
+
+/** What the user owns of a bundle, and what is missing; null if nothing is owned. */
+function ownership(bundle) {
+  if (!bundle.owned?.length) return null;
+  const names = new Map((bundle.items ?? []).map((item) => [item.id, titleOf(item)]));
+  const missing = (bundle.missing ?? []).map((id) => names.get(id) ?? id);
+  const rest = missing.length - 2;
+  const shown = rest > 1 ? `${missing.slice(0, 2).join(", ")} and ${count(rest)} more` : listed(missing);
+  const all = plural(bundle.owned.length + missing.length, "item");
+  return h(
+    "p",
+    { class: "owned" },
+    h("b", {}, `You own ${count(bundle.owned.length)} of its ${all}`),
+    missing.length ? `. Missing: ${shown}` : "",
   );
 }
 
@@ -94,6 +115,7 @@ export function bundleCard(bundle, { owned, highest, moved, prices, reasons, onO
         h("span", { class: "rank" }, h("span", { class: "unseen" }, "rank "), count(bundle.rank)),
         movedBadge(moved),
         bundle.source === "popular" ? h("span", { class: "source" }, "Popular") : null,
+        bundle.sold_out?.length ? h("span", { class: "sold-out" }, "Sold out") : null,
       ),
       h(
         "div",
@@ -117,6 +139,7 @@ export function bundleCard(bundle, { owned, highest, moved, prices, reasons, onO
           : null,
         reasons ? reasonsSlot() : null,
         contents(bundle),
+        ownership(bundle),
         h(
           "div",
           { class: "card-end" },

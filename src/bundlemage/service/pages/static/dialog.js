@@ -61,7 +61,7 @@ export async function openBundle(bundle, options) {
       h(
         "div",
         { class: "dialog-buy" },
-        priceLine(full, prices),
+        priceLine({ ...full, owned: bundle.owned, to_pay: bundle.to_pay }, prices),
         has
           ? h("p", { class: "fine" }, "Already in this history")
           : onBuy

@@ -85,13 +85,6 @@ function sharedBundleTag(bundle, owned) {
   return null;
 }
 
-function alreadyOwned(bundle, owned) {
-  const parts = ownedOf(bundle, owned);
-  if (!parts.length) return null;
-  const which = `${titleOf(parts[0])}${parts.length > 1 ? " and more" : ""}`;
-  return `You own ${count(parts.length)} of its ${plural(bundle.items.length, "item")}: ${which}`;
-}
-
 function saving(bundle) {
   const sum = apart(bundle);
   if (sum === null || typeof bundle.price !== "number" || sum - bundle.price < 0.005) return null;
@@ -100,7 +93,7 @@ function saving(bundle) {
 
 /** The facts as sentences, the most informative first. `owned` is {items, bundles} from the service. */
 export function facts(bundle, owned) {
-  const all = [sharedTag(bundle, owned), alreadyOwned(bundle, owned), sharedBundleTag(bundle, owned)];
+  const all = [sharedTag(bundle, owned), sharedBundleTag(bundle, owned)];
   const sentences = all.filter(Boolean);
   // The price line shows the saving, too. So it is a sentence only if there is no other.
   return sentences.length ? sentences : [saving(bundle)].filter(Boolean);

@@ -48,8 +48,11 @@ export function drawSuggestions(list, items, onAdd) {
 }
 
 function about(item) {
-  const soldOut = typeof item.stock === "number" && item.stock < 1;
-  const words = [...item.tags.slice(0, 3), ...(soldOut ? ["sold out"] : [])];
+  const words = [
+    ...item.tags.slice(0, 3),
+    ...(item.owned ? ["owned"] : []),
+    ...(item.sold_out ? ["sold out"] : []),
+  ];
   return words.length ? h("span", { class: "fine" }, words.join(" · ")) : null;
 }
 
