@@ -36,6 +36,8 @@ SECONDS = 3.0
 """Minimum time, in seconds, for finding out whether a bundle is possible, and which rules conflict."""
 MORE_SECONDS = 0.3
 """Maximum time, in seconds, for the search for the smallest conflict; then for the smallest changes."""
+VALUE_SECONDS = 1.0
+"""Maximum time, in seconds, for a new value of one rule. Then the nearest value found so far is used."""
 SHUFFLES = 5
 """Irreducible conflicts that are found in a random order of the rules. The smallest of them is kept."""
 MOST_TRIED = 12
@@ -72,8 +74,8 @@ def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
         changes.extend(_change(possible, drop) for drop in drops)
     possible.deadline = deadline
     if not changes:
-        with suppress(OutOfTimeError):  # a change that may not be the smallest, but needs few checks
-            changes.append(_change(possible, possible.everything - possible.extended(frozenset())))
+        with suppress(OutOfTimeError):
+            changes.append(_change(possible, _some_drop(possible, conflict)))
     ordered = [change for _, change in sorted(changes, key=lambda each: each[0])][:MOST_CHANGES]
     raise ImpossibleDesignError([rules.rules[number] for number in sorted(conflict)], ordered, smallest)
 
@@ -111,6 +113,14 @@ def _smallest_drops(possible: Possible, conflict: frozenset[int]) -> Iterator[fr
         possible,
         [conflict],
     )
+
+
+def _some_drop(possible: Possible, conflict: frozenset[int]) -> frozenset[int]:
+    """Returns rules without which a bundle is possible: one rule, or else not always the smallest set."""
+    for number in sorted(conflict):
+        if possible.kept(possible.everything - {number}) is not None:
+            return frozenset([number])
+    return possible.everything - possible.extended(frozenset())
 
 
 def _smallest_sets(
@@ -258,7 +268,7 @@ class Possible:
         return _Kinds.of(rules, counted), self.all.some(rules)
 
     def kept(self, active: frozenset[int]) -> frozenset[int] | None:
-        """Returns all rules of some bundle that satisfies the rules `active`; None if there is no such bundle.
+        """Returns all rules of a bundle that satisfies at least `active`. None if there is no such bundle.
 
         Earlier answers for more or fewer rules are used.
         """
@@ -382,7 +392,7 @@ class Possible:
         if free is not None:
             amount, upper = problem.amount(free), rules.numbers[free].upper
             problem.model.minimize(amount) if upper else problem.model.maximize(amount)
-        solver = new_solver(0, self.deadline.left)
+        solver = new_solver(0, self.deadline.left if free is None else min(VALUE_SECONDS, self.deadline.left))
         status = solve(solver, problem.model, self.deadline)
         if status == cp().INFEASIBLE:
             return None
