@@ -394,6 +394,10 @@ class Possible:
             problem.model.minimize(amount) if upper else problem.model.maximize(amount)
         solver = new_solver(0, self.deadline.left if free is None else min(VALUE_SECONDS, self.deadline.left))
         status = solve(solver, problem.model, self.deadline)
+        if status == cp().UNKNOWN and free is not None:
+            problem.model.clear_objective()  # any possible amount is better than none
+            solver = new_solver(0, self.deadline.left)
+            status = solve(solver, problem.model, self.deadline)
         if status == cp().INFEASIBLE:
             return None
         if status == cp().OPTIMAL or (status == cp().FEASIBLE and free is not None):
