@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bundlemage.designer import conflict
 from bundlemage.recommender import Recommender
 from tests.cli.run import run, run_json
 from tests.small_shop import QUICK, small_shop
@@ -147,6 +148,17 @@ def test_an_impossible_design_ends_with_2_and_says_why_and_what_would_help(
     assert f"error:   at most 1 item with the tag {tag!r}" in lines
     assert f"error:   with at most 3 items with the tag {tag!r} instead of 1" in lines
     assert refused.stdout == ""
+
+
+def test_a_conflict_that_may_not_be_the_smallest_says_so(
+    model: Recommender, folder: Path, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conflict, "MORE_SECONDS", 0)
+    must = ",".join(model.dataset.items.ids[:4])
+    given = ("--user", user, "--must", must, "--size", 2, "--include-owned", "--any-stock")
+    lines = run("design", folder, *given, code=2).stderr.splitlines()
+    assert lines[0].endswith("These conditions exclude each other (there may be a smaller set):")
+    assert "error:   with at most 4 items instead of 2" in lines
 
 
 @pytest.mark.parametrize(

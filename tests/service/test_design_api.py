@@ -131,6 +131,7 @@ def test_an_impossible_design_says_what_cannot_hold_and_what_would_help(client: 
     rules = {(rule["kind"], rule["key"]) for rule in told["conflict"]}
     assert rules == {("budget_max", None), ("must", "g0022")}
     assert all(rule["text"] in told["detail"] for rule in told["conflict"])
+    assert told["smallest"]
     change = told["changes"][0]
     assert change["text"] in told["detail"]
     (step,) = change["steps"]
@@ -139,6 +140,18 @@ def test_an_impossible_design_says_what_cannot_hold_and_what_would_help(client: 
     assert ok(asked(client, **enough))["bundles"][0]["price"] <= step["value"]
     problem(asked(client, **{**enough, "budget": {"most": step["value"] - 0.01}}), 422)
     assert "conflict" not in problem(asked(client, n=0), 422)
+
+
+def test_a_conflict_of_many_wishes_says_whether_it_is_the_smallest(
+    client: httpx.Client, recommender: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wishes: dict[str, Any] = {"size": {"least": 6, "most": 6}, "not_owned": False, "in_stock": False}
+    wishes["must"] = list(recommender.dataset.items.ids[:12])
+    monkeypatch.setattr(conflict, "MORE_SECONDS", 0)
+    told = problem(asked(client, **wishes), 422, "there may be a smaller set")
+    assert not told["smallest"]
+    assert sorted(rule["kind"] for rule in told["conflict"]) == [*["must"] * 7, "size_max"]
+    assert told["changes"]
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,11 @@ def judge(everything: Everything, error: ImpossibleDesignError) -> None:
     assert len(set(conflict)) == len(conflict)
     assert set(conflict) <= set(rules), "a conflict is between rules of the request"
     assert not everything.can_hold(conflict), "these can hold together"
-    for size in range(len(conflict)):
+    for fewer in combinations(conflict, len(conflict) - 1):
+        assert everything.can_hold(fewer), f"{fewer} conflict already, not only {conflict}"
+    for size in range(len(conflict) if error.smallest else 0):
         for fewer in combinations(rules, size):
-            assert everything.can_hold(fewer), f"{fewer} conflict already, not only {conflict}"
+            assert everything.can_hold(fewer), f"{fewer} are a smaller conflict than {conflict}"
     assert error.changes, "there is always some change that helps"
     steps = [tuple((name_of(step), step.value) for step in change.steps) for change in error.changes]
     assert len(set(steps)) == len(steps), "the same change twice"

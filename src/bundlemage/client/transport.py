@@ -58,7 +58,9 @@ class ServiceError(BundleMageError):
         self.errors: tuple[FieldError, ...] = problem.errors if problem else ()
         """With status 422: the fields of the request that are wrong."""
         self.conflict: tuple[Rule, ...] = problem.conflict if problem else ()
-        """For an impossible design: a smallest set of rules that exclude each other."""
+        """For an impossible design: rules that exclude each other, all of which are needed for this."""
+        self.smallest = problem.smallest if problem else True
+        """For an impossible design: whether no set with fewer rules than `conflict` excludes itself."""
         self.changes: tuple[Change, ...] = problem.changes if problem else ()
         """For an impossible design: changes, smallest first. Each change alone makes the design possible."""
 

@@ -1,13 +1,16 @@
-"""Decides whether any bundle satisfies all rules. If none does, finds the smallest conflict, and
-changes of the rules that make a bundle possible.
+"""Decides whether any bundle satisfies all rules. If none does, finds a conflict, and changes of the rules
+that make a bundle possible.
 
-A conflict is a set of rules that no bundle satisfies. The search uses the whole catalogue, and no scores.
+A conflict is a set of rules that no bundle satisfies. The search uses the whole catalogue, and no scores. It
+first finds an irreducible conflict: without any one of its rules, a bundle is possible. This takes few
+checks. Then it looks for the smallest conflict, for a short time only.
 
 The smallest conflict is a minimum hitting set. Take a set of rules that some bundle satisfies, and add rules
 as long as some bundle satisfies them all. Every conflict contains at least one of the rules left out. The
 search tries the smallest set that contains a rule of each known left-out set. If no bundle satisfies these
 rules, they are the smallest conflict. Otherwise they are extended, which gives another left-out set. The
-smallest sets of rules to drop, so that some bundle satisfies the others, are computed in the same way.
+smallest sets of rules to drop, so that some bundle satisfies the others, are computed in the same way: they
+contain a rule of each conflict.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,8 +29,17 @@ from bundlemage.designer.solver import BundleModel, cp, new_solver, signatures, 
 from bundlemage.errors import ConfigError, OutOfTimeError
 from bundlemage.wire.design import Change, ImpossibleDesignError, Step
 
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
 SECONDS = 3.0
-"""Minimum time, in seconds, for explaining why no bundle is possible."""
+"""Minimum time, in seconds, for finding out whether a bundle is possible, and which rules conflict."""
+MORE_SECONDS = 0.3
+"""Maximum time, in seconds, for the search for the smallest conflict; then for the smallest changes."""
+VALUE_SECONDS = 1.0
+"""Maximum time, in seconds, for a new value of one rule. Then the nearest value found so far is used."""
+SHUFFLES = 5
+"""Irreducible conflicts that are found in a random order of the rules. The smallest of them is kept."""
 MOST_TRIED = 12
 """Maximum number of changes that are computed."""
 MOST_CHANGES = 5
@@ -40,53 +53,100 @@ SOME = 60
 
 
 def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
-    """Raises `ImpossibleDesignError`, with the conflict and changes, if no bundle satisfies all rules.
+    """Raises `ImpossibleDesignError`, with a conflict and changes, if no bundle satisfies all rules.
 
-    It may take the time that is left, or `SECONDS` if less is left.
+    It may take the time that is left, or `SECONDS` if less is left. Once a conflict is known, it ends soon.
     """
-    possible = Possible(rules, deadline.within(max(SECONDS, deadline.left)))
-    everything = frozenset(range(len(rules.rules)))
-    if possible.together(everything):
+    deadline = deadline.within(max(SECONDS, deadline.left))
+    possible = Possible(rules, deadline)
+    if possible.kept(possible.everything) is not None:
         return
-    if not possible.together(frozenset()):
+    if possible.kept(frozenset()) is None:
         raise ConfigError("there is nothing to add: the bundle already has every item that the shop sells")
-    conflict = next(_smallest_sets(everything, lambda some: not possible.together(some)))
-    changes: list[tuple[float, Change]] = []
+    # The size comes last, because it has a default: other rules say more about what is wrong.
+    conflict = possible.conflict(sorted(possible.everything, key=lambda number: number in rules.size.rules))
+    possible.deadline = deadline.within(min(MORE_SECONDS, deadline.left))
+    conflict, smallest = _smallest_conflict(possible, conflict)
+    possible.deadline = deadline.within(min(MORE_SECONDS, deadline.left))
+    changes = list[tuple[float, Change]]()
     with suppress(OutOfTimeError):  # the changes computed so far are reported
-        # The dropped rules must include a rule of each conflict.
-        ways = _smallest_sets(everything, lambda drop: possible.together(everything - drop), [conflict])
-        changes.extend(_change(possible, everything, sorted(drop)) for drop in islice(ways, MOST_TRIED))
-    smallest = [change for _, change in sorted(changes, key=lambda each: each[0])][:MOST_CHANGES]
-    raise ImpossibleDesignError([rules.rules[number] for number in sorted(conflict)], smallest)
+        drops = islice(_smallest_drops(possible, conflict), MOST_TRIED)
+        changes.extend(_change(possible, drop) for drop in drops)
+    possible.deadline = deadline
+    if not changes:
+        with suppress(OutOfTimeError):
+            changes.append(_change(possible, _some_drop(possible, conflict)))
+    ordered = [change for _, change in sorted(changes, key=lambda each: each[0])][:MOST_CHANGES]
+    raise ImpossibleDesignError([rules.rules[number] for number in sorted(conflict)], ordered, smallest)
+
+
+def _smallest_conflict(possible: Possible, known: frozenset[int]) -> tuple[frozenset[int], bool]:
+    """Returns the smallest conflict that is found in time, and whether no conflict is smaller."""
+    random, best = np.random.default_rng(0), known
+    with suppress(OutOfTimeError):
+        if len(best) == 1:
+            return best, True
+        for number in sorted(possible.everything):
+            if possible.kept(frozenset([number])) is None:
+                return frozenset([number]), True
+        if len(best) == 2:
+            return best, True
+        for _ in range(SHUFFLES):
+            order = random.permutation(len(possible.everything)).tolist()
+            best = min(best, possible.conflict(order), key=len)
+        found = next(
+            _smallest_sets(
+                lambda some: len(some) >= len(best) or possible.kept(some) is None,
+                lambda some: possible.everything - possible.extended(some),
+                possible,
+            )
+        )
+        return min(best, found, key=len), True
+    return best, False
+
+
+def _smallest_drops(possible: Possible, conflict: frozenset[int]) -> Iterator[frozenset[int]]:
+    """Yields the smallest sets of rules without which a bundle is possible."""
+    return _smallest_sets(
+        lambda drop: possible.kept(possible.everything - drop) is not None,
+        lambda drop: possible.conflict(sorted(possible.everything - drop)),
+        possible,
+        [conflict],
+    )
+
+
+def _some_drop(possible: Possible, conflict: frozenset[int]) -> frozenset[int]:
+    """Returns rules without which a bundle is possible: one rule, or else not always the smallest set."""
+    for number in sorted(conflict):
+        if possible.kept(possible.everything - {number}) is not None:
+            return frozenset([number])
+    return possible.everything - possible.extended(frozenset())
 
 
 def _smallest_sets(
-    everything: frozenset[int],
     enough: Callable[[frozenset[int]], bool],
-    left_out: Iterable[frozenset[int]] = (),
+    must_hit: Callable[[frozenset[int]], frozenset[int]],
+    possible: Possible,
+    known: Iterable[frozenset[int]] = (),
 ) -> Iterator[frozenset[int]]:
     """Yields all smallest sets of rules that are `enough`.
 
-    If a set is enough, every set that contains it must be enough, too. A set that is not enough is extended
-    until any further rule would make it enough. Every set that is enough contains at least one of the rules
-    left out. `left_out` are such sets of rules that are already known.
+    If a set is not enough, `must_hit` returns rules outside of it, of which every set that is enough contains
+    at least one. `known` are such rules that are known already.
     """
-    to_hit, smallest = list(left_out), list[frozenset[int]]()
-    while (tried := _minimum_hitting_set(to_hit, smallest)) is not None:
+    to_hit, smallest = list(known), list[frozenset[int]]()
+    while (tried := _minimum_hitting_set(to_hit, smallest, possible.deadline)) is not None:
         if smallest and len(tried) > len(smallest[0]):
             return
         if enough(tried):
             smallest.append(tried)
             yield tried
-            continue
-        for number in sorted(everything - tried):
-            if not enough(tried | {number}):
-                tried |= {number}
-        to_hit.append(everything - tried)
+        else:
+            to_hit.append(must_hit(tried))
 
 
 def _minimum_hitting_set(
-    sets: Iterable[frozenset[int]], other_than: Iterable[frozenset[int]] = ()
+    sets: Iterable[frozenset[int]], other_than: Iterable[frozenset[int]], deadline: Deadline
 ) -> frozenset[int] | None:
     """Returns the smallest set that shares a number with each of `sets` and contains no set of `other_than`.
 
@@ -101,24 +161,24 @@ def _minimum_hitting_set(
     for each in other_than:
         model.add_bool_or([~chosen[number] for number in sorted(each)])
     model.minimize(sum(chosen.values()))
-    solver = new_solver(0, 10.0)  # this takes milliseconds, because a request has few rules
-    status = solver.solve(model)
+    solver = new_solver(0, deadline.left)
+    status = solve(solver, model, deadline)
     if status == cp().INFEASIBLE:
         return None
     if status != cp().OPTIMAL:
-        raise OutOfTimeError("the search for conflicting rules did not finish in time: give fewer rules")
+        raise _out_of_time()
     return frozenset(number for number in numbers if solver.boolean_value(chosen[number]))
 
 
 # ── Changes that make a request possible ─────────────────────────────────────────────────────────
 
 
-def _change(possible: Possible, everything: frozenset[int], numbers: Sequence[int]) -> tuple[float, Change]:
-    """Returns a change of the rules `numbers`: new values, or else removal. The float is its size."""
+def _change(possible: Possible, drop: frozenset[int]) -> tuple[float, Change]:
+    """Returns a change of the rules `drop`: new values, or else removal. The float is its size."""
     rules, values = possible.rules, dict[int, int]()
     steps, texts, weight = [], [], 0.0
-    active = everything - set(numbers)
-    for place in numbers:
+    active = possible.everything - drop
+    for place in sorted(drop):
         rule, number = rules.rules[place], rules.numbers.get(place)
         value = None if number is None else possible.extreme(place, active, values)
         if number is None or value is None:
@@ -184,7 +244,9 @@ class Possible:
 
     def __init__(self, rules: Rules, deadline: Deadline) -> None:
         self.rules, self.deadline = rules, deadline
-        self._known: dict[frozenset[int], bool] = {}
+        self.everything = frozenset(range(len(rules.rules)))
+        self._kept: list[frozenset[int]] = []
+        self._conflicts: list[frozenset[int]] = []
 
     @cached_property
     def all(self) -> _Kinds:
@@ -205,19 +267,54 @@ class Possible:
             counted |= set(np.flatnonzero(2 * rules.counts(members.tolist()) > len(members)).tolist())
         return _Kinds.of(rules, counted), self.all.some(rules)
 
-    def together(self, active: frozenset[int]) -> bool:
-        """Whether some bundle satisfies these rules. Earlier answers for more or fewer rules are used."""
+    def kept(self, active: frozenset[int]) -> frozenset[int] | None:
+        """Returns all rules of a bundle that satisfies at least `active`. None if there is no such bundle.
+
+        Earlier answers for more or fewer rules are used.
+        """
         if self.deadline.passed:
             raise _out_of_time()
-        for known, answer in self._known.items():
-            if (answer and active <= known) or (not answer and known <= active):
-                return answer
+        if any(known <= active for known in self._conflicts):
+            return None
+        for known in self._kept:
+            if active <= known:
+                return known
         more, less = self.easier or (None, None)
-        possible = less is not None and self._solve(less, active) is not None
-        if not possible and (more is None or self._solve(more, active) is not None):
-            possible = self._solve(self.all, active) is not None
-        self._known[active] = possible
-        return possible
+        kept = None if less is None else self._solve_kept(less, active)
+        if kept is None and (more is None or self._solve(more, active) is not None):
+            kept = self._solve_kept(self.all, active)
+        if kept is None:
+            self._conflicts.append(active)
+        else:
+            self._kept.append(kept)
+        return kept
+
+    def extended(self, some: frozenset[int]) -> frozenset[int]:
+        """Adds rules to `some`, as long as some bundle satisfies them all, and returns the result."""
+        kept = self.kept(some) or some
+        for number in sorted(self.everything - some):
+            if number not in kept:
+                kept = self.kept(kept | {number}) or kept
+        return kept
+
+    def conflict(self, order: Sequence[int]) -> frozenset[int]:
+        """Returns an irreducible conflict of these rules, which no bundle satisfies together.
+
+        This is QuickXplain: if few rules conflict, few checks are needed. Rules that come first are
+        preferred.
+        """
+
+        def needed(rules: Sequence[int], others: frozenset[int], changed: bool) -> frozenset[int]:
+            """Returns the rules that are needed for a conflict with `others`."""
+            if changed and self.kept(others) is None:
+                return frozenset()
+            if len(rules) == 1:
+                return frozenset(rules)
+            first, second = rules[: len(rules) // 2], rules[len(rules) // 2 :]
+            of_second = needed(second, others | frozenset(first), True)
+            return of_second | needed(first, others | of_second, bool(of_second))
+
+        return needed(order, frozenset(), False)
 
     def extreme(self, number: int, others: frozenset[int], values: Mapping[int, int]) -> int | None:
         """Returns the value nearest to the rule's own value that lets a bundle satisfy the rule and `others`.
@@ -225,15 +322,46 @@ class Possible:
         Returns None if no value is enough: for example, an item without a price fits into no budget.
         """
         active = others | {number}
-        nearest = [self._solve(kinds, active, values, free=number) for kinds in self.easier or ()]
+        nearest = [self._nearest(kinds, active, values, number) for kinds in self.easier or ()]
         if nearest and nearest[0] == nearest[1]:
             return nearest[0]
         try:
-            return self._solve(self.all, active, values, free=number)
+            return self._nearest(self.all, active, values, number)
         except OutOfTimeError:
             if nearest and nearest[1] is not None:
                 return nearest[1]  # a possible value, but not proven to be the nearest
             raise
+
+    def _nearest(
+        self, kinds: _Kinds, active: frozenset[int], values: Mapping[int, int], number: int
+    ) -> int | None:
+        solved = self._solve(kinds, active, values, free=number)
+        return None if solved is None else round(solved[0].value(solved[1].amount(number)))
+
+    def _solve_kept(self, kinds: _Kinds, active: frozenset[int]) -> frozenset[int] | None:
+        """Returns all rules that a bundle satisfies that satisfies `active`. All groups must be counted."""
+        solved = self._solve(kinds, active)
+        if solved is None:
+            return None
+        rules, (solver, problem) = self.rules, solved
+        counts = np.array([solver.value(count) for count in problem.counts], np.int64)
+        items = kinds.items[counts > 0]
+        inside = np.concatenate([items, np.array(rules.start, np.int64)])
+        broken = {number for number, mask in rules.bans.items() if mask[inside].any()}
+        broken |= {number for item, number in rules.must_rules.items() if item not in items}
+        sums = (rules.size, *rules.sums)
+        amounts = [int(counts @ each.weights[kinds.items]) + each.of(rules.start) for each in sums]
+        of_groups = rules.counts(rules.start)
+        for item, count in zip(items.tolist(), counts[counts > 0].tolist(), strict=True):
+            of_groups[rules.groups_of[item]] += count
+        limits = (*sums, *rules.groups)
+        for limit, amount in zip(limits, [*amounts, *of_groups.tolist()], strict=True):
+            lower, upper = limit.rules
+            if lower is not None and amount < limit.least:
+                broken.add(lower)
+            if upper is not None and amount > limit.most:
+                broken.add(upper)
+        return self.everything - broken
 
     def _solve(
         self,
@@ -241,10 +369,11 @@ class Possible:
         active: frozenset[int],
         values: Mapping[int, int] | None = None,
         free: int | None = None,
-    ) -> int | None:
-        """Returns None if no bundle satisfies the active rules, else 0. `values` replace some rules' numbers.
+    ) -> tuple[cp_model.CpSolver, BundleModel] | None:
+        """Returns the solver with a solution of the model, or None if no bundle satisfies the active rules.
 
-        If `free` is set, ignores the limit of this rule, and returns the possible amount nearest to it.
+        `values` replace some rules' numbers. If `free` is set, the limit of this rule is ignored, and the
+        amount in the solution is the possible one nearest to it, or the nearest one that is found in time.
         """
         rules = self.rules
         banned = np.zeros(rules.items, bool)
@@ -260,17 +389,20 @@ class Possible:
             if number in active:
                 (place,) = np.flatnonzero(kinds.items == item)
                 problem.model.add(problem.counts[place] == 1)
-        amount = None if free is None else problem.amount(free)
         if free is not None:
-            upper = rules.numbers[free].upper
+            amount, upper = problem.amount(free), rules.numbers[free].upper
             problem.model.minimize(amount) if upper else problem.model.maximize(amount)
-        solver = new_solver(0, self.deadline.left)
+        solver = new_solver(0, self.deadline.left if free is None else min(VALUE_SECONDS, self.deadline.left))
         status = solve(solver, problem.model, self.deadline)
+        if status == cp().UNKNOWN and free is not None:
+            problem.model.clear_objective()  # any possible amount is better than none
+            solver = new_solver(0, self.deadline.left)
+            status = solve(solver, problem.model, self.deadline)
         if status == cp().INFEASIBLE:
             return None
-        if status != cp().OPTIMAL:
-            raise _out_of_time()
-        return 0 if amount is None else round(solver.value(amount))
+        if status == cp().OPTIMAL or (status == cp().FEASIBLE and free is not None):
+            return solver, problem
+        raise _out_of_time()
 
 
 def _out_of_time() -> OutOfTimeError:

@@ -118,7 +118,8 @@ def _from_ours(error: Exception) -> ApiError | None:
             status, title = _OURS[kind]
             headers = {"Retry-After": "1"} if status == 503 else None
             # Only an ImpossibleDesignError has these.
-            members = {name: getattr(error, name) for name in ("conflict", "changes") if hasattr(error, name)}
+            names = ("conflict", "smallest", "changes")
+            members = {name: getattr(error, name) for name in names if hasattr(error, name)}
             return ApiError(status, title, str(error), headers, **members)
     return None
 

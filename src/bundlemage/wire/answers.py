@@ -353,6 +353,9 @@ class ProblemOut(Out):
     errors: tuple[FieldError, ...] = ()
     """The fields that are wrong; only with status 422."""
     conflict: tuple[Rule, ...] = ()
-    """Only for an impossible design: the smallest set of its conditions that exclude each other."""
+    """Only for an impossible design: conditions that exclude each other, all of which are needed for this."""
+    smallest: bool = True
+    """Only for an impossible design: whether 'conflict' is the smallest set of conditions that exclude each
+    other. False if there was no time to find out."""
     changes: tuple[Change, ...] = ()
     """Only for an impossible design: changes that each make a bundle possible, the smallest first."""

@@ -264,14 +264,17 @@ class Change:
 class ImpossibleDesignError(BundleMageError):
     """No bundle meets all conditions of a request."""
 
-    def __init__(self, conflict: Sequence[Rule], changes: Sequence[Change]) -> None:
+    def __init__(self, conflict: Sequence[Rule], changes: Sequence[Change], smallest: bool = True) -> None:
         self.conflict = tuple(conflict)
-        """The smallest set of conditions that exclude each other."""
+        """Conditions that exclude each other. Without any one of them, the others can be met."""
         self.changes = tuple(changes)
         """Changes that each make the request possible, the smallest first."""
+        self.smallest = smallest
+        """Whether no conflict has fewer conditions. False if the time was too short to find out."""
         several = len(self.conflict) > 1
         reason = "These conditions exclude each other" if several else "This condition cannot be met"
-        lines = [f"no bundle is possible. {reason}:", *(f"  {rule}" for rule in self.conflict)]
+        doubt = "" if smallest else " (there may be a smaller set)"
+        lines = [f"no bundle is possible. {reason}{doubt}:", *(f"  {rule}" for rule in self.conflict)]
         if self.changes:
             lines.append("Each of these changes would make a bundle possible:")
         super().__init__("\n".join([*lines, *(f"  {change}" for change in self.changes)]))

@@ -31,8 +31,9 @@ IN_AN_EXPLANATION = 100
 async def design(body: DesignIn, service: TheService, request_id: RequestId, request: Request) -> DesignsFor:
     """Design whole bundles for a user. Each meets all conditions, and has a price, a score and reasons.
 
-    This may take up to 'time_limit' seconds. If no bundle is possible, 'conflict' in the answer is the
-    smallest set of conditions that exclude each other, and 'changes' lists ways to make a bundle possible.
+    This may take up to 'time_limit' seconds. If no bundle is possible, 'conflict' in the answer has
+    conditions that exclude each other, 'smallest' says whether it is the smallest such set, and 'changes'
+    lists ways to make a bundle possible.
     """
 
     def work(live: Live, progress: Progress) -> DesignsFor:

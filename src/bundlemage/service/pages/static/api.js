@@ -11,6 +11,7 @@ class Problem extends Error {
     this.errors = body.errors ?? [];
     this.requestId = body.request_id;
     this.conflict = body.conflict ?? []; // of an impossible design, with its changes
+    this.smallest = body.smallest ?? true; // whether no smaller set of conditions is a conflict
     this.changes = body.changes ?? [];
   }
 }

@@ -136,7 +136,7 @@ export function designer({ shopData, draft, onTake }) {
   }
 
   /** The conditions that exclude each other, and a button for each change that makes a bundle possible. */
-  function impossible({ conflict, changes }) {
+  function impossible({ conflict, smallest, changes }) {
     const way = ({ text, steps }) => {
       const go = () => {
         panel.apply(steps);
@@ -155,7 +155,7 @@ export function designer({ shopData, draft, onTake }) {
         "p",
         { class: "problem-title" },
         conflict.length > 1
-          ? "These conditions exclude each other:"
+          ? `These conditions exclude each other${smallest ? "" : " (there may be a smaller set)"}:`
           : "This condition cannot be met:",
       ),
       h(
@@ -168,7 +168,7 @@ export function designer({ shopData, draft, onTake }) {
             h("p", {}, "Each of these changes makes a bundle possible:"),
             h("ul", { class: "ways-out" }, changes.map(way)),
           ]
-        : h("p", {}, "No change of these conditions makes a bundle possible: no items can be added."),
+        : h("p", {}, "There was no time to find changes that make a bundle possible."),
     );
   }
 
