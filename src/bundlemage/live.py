@@ -35,6 +35,7 @@ from bundlemage.models.ragged import Contents, Ragged
 from bundlemage.recommender import Recommender
 from bundlemage.store.records import Bundle, CatalogueChange, Item, ModelRecord, Owned, Sales
 from bundlemage.wire.answers import Known
+from bundlemage.wire.images import scheme_of_image
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 NO_SALES = Sales({}, {})
@@ -52,6 +53,8 @@ class Stock:
     bundles: Mapping[str, Bundle]
     holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each item that is in a bundle, the bundles that contain it."""
+    image_schemes: frozenset[str] = frozenset()
+    """`http` and `https`, if an image of an item or a bundle has such an address now or had one before."""
 
     def after(self, change: CatalogueChange) -> Stock:
         """Returns the stock with the changed items and bundles."""
@@ -67,6 +70,7 @@ class Stock:
             changed(self.items, {item.id: item for item in change.items}),
             changed(self.bundles, {bundle.id: bundle for bundle in change.bundles}),
             changed(self.holders, {name: tuple(holders) for name, holders in new_holders.items()}),
+            self.image_schemes.union(_image_schemes(chain(change.items, change.bundles))),
         )
 
     def affected(self, change: CatalogueChange, before: Stock) -> set[str]:
@@ -91,12 +95,17 @@ class Stock:
         )
 
 
+def _image_schemes(things: Iterable[Item | Bundle]) -> Iterable[str]:
+    schemes = {scheme_of_image(thing.image_url) for thing in things if thing.image_url}
+    return filter(None, schemes)
+
+
 def _availability(item: Item | None) -> tuple[bool, bool] | None:
     return None if item is None else (item.withdrawn, bool(item.stock))
 
 
 EMPTY = Stock(0, {}, {})
-_TYPES = {"price": pa.float64(), "tags": pa.list_(pa.string()), "stock": pa.int64()}
+_TYPES = {"price": pa.float64(), "tags": pa.list_(pa.string()), "stock": pa.int64(), "cost": pa.float64()}
 
 
 class RecordShelf(Shelf):
@@ -172,7 +181,9 @@ class RecordShelf(Shelf):
     def facts(self, place: int) -> Facts:
         """Title, price and tags of the item or bundle at a position."""
         record = self._records.get(self.ids[place])
-        return Facts(record.title, record.price, tuple(record.tags)) if record else Facts()
+        if record is None:
+            return Facts()
+        return Facts(record.title, record.price, tuple(record.tags), record.image_url)
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,12 @@ def design(
     request: DesignRequest,
     settings: ShopSettings,
     progress: Progress = in_silence,
+    *,
+    own_costs: bool = True,
 ) -> Designs:
     """Designs bundles for one user, the only row of `histories`. `contents` has the items of each bundle.
 
+    `own_costs`: whether a request for margin that names no costs is given those of the catalogue.
     `progress` counts the bundles found, and then the explained items.
     """
     cp()  # raises at once if OR-Tools is missing
@@ -67,7 +70,7 @@ def design(
     deadline = Deadline(request.time_limit, tick)
     owned = torch.cat([items.values for items in owned_items(histories, contents)])
     rules = Rules(request, settings, shop.item_shelf, shop.trade.items_gone, np.unique(owned.cpu().numpy()))
-    objective = Objective(model, histories, contents, shop.item_shelf, rules, tick)
+    objective = Objective(model, histories, contents, shop.item_shelf, rules, tick, own_costs=own_costs)
     search = _Search(objective, rules, deadline, found)
     worths = search.bundles()
     complete = search.complete

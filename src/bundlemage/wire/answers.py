@@ -63,6 +63,8 @@ class EntryOut(Out):
     title: str | None
     price: float | None
     tags: tuple[str, ...]
+    image_url: str | None = None
+    """The address of an image, if the shop has set one."""
 
 
 class Ranked(EntryOut):
@@ -127,6 +129,8 @@ class Gate(Answered):
 
 class ItemOut(EntryOut):
     stock: int | None
+    cost: float | None = None
+    """What the shop pays for the item. It is null for the role read, and if it is unknown."""
     withdrawn: bool
     in_model: bool
     """Whether the serving model knows the item. It does not know items that are newer than itself."""
