@@ -34,7 +34,6 @@ _MOST_LISTS = 100_000
 _CLIENT_LEFT = 499  # not a standard status, but commonly used
 
 
-
 def content_policy(image_schemes: Iterable[str] = ()) -> str:
     """The header Content-Security-Policy. `image_schemes`: `http` or `https`, if images come from there."""
     images = " ".join(["'self'", "data:", *(f"{scheme}:" for scheme in sorted(image_schemes))])

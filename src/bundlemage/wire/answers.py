@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from bundlemage.wire.design import Change, Rule
 from bundlemage.wire.requests import add_examples
@@ -224,6 +224,12 @@ class ShopOut(ShopSettings):
     """The settings of the shop: how prices are written, and how answers treat what users own."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra=add_examples)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def decimals(self) -> int:
+        """The number of decimals of a price: 2 for EUR, 0 for JPY."""
+        return super().decimals
 
 
 class Models(Listing[ModelLine]):
