@@ -332,37 +332,50 @@ BROKEN: dict[str, Broken] = {
         with_files(bundles_csv="bundle_id,title,intent,qty\nb1,Winter,gift,2\nb2,Evening,,\n"),
         "unused-column",
         "bundles.csv: the columns 'intent' and 'qty' are not used; the columns of this table are bundle_id, "
-        "title, price, tags and discount. Rename those that are among these, or leave them",
+        "title, price, tags, discount and image_url. Rename those that are among these, or leave them",
         "warning",
     ),
     "a column with a slip in its name": Broken(
         with_files(items_csv="item_id,titel\ni1,Frost\ni2,Ember\ni3,Dusk\n"),
         "unused-column",
         "items.csv: the column 'titel' is not used; the columns of this table are item_id, title, price, "
-        "tags and stock. Rename 'titel' to 'title' if that is what it holds, or leave it",
+        "tags, stock, cost and image_url. Rename 'titel' to 'title' if that is what it holds, or leave it",
         "warning",
     ),
     "two columns with a slip in their names": Broken(
         with_files(items_csv="item_id,titel,prise,colour\ni1,Frost,1,red\ni2,Ember,2,\ni3,Dusk,3,\n"),
         "unused-column",
         "items.csv: the columns 'titel', 'prise' and 'colour' are not used; the columns of this table are "
-        "item_id, title, price, tags and stock. Rename 'titel' to 'title' and 'prise' to 'price' if that is "
-        "what they hold, or leave them",
+        "item_id, title, price, tags, stock, cost and image_url. Rename 'titel' to 'title' and 'prise' "
+        "to 'price' if that is what they hold, or leave them",
         "warning",
     ),
     "a price that is not like a discount": Broken(
         with_files(bundles_csv="bundle_id,discounted_price\nb1,9\nb2,8\n"),
         "unused-column",
         "bundles.csv: the column 'discounted_price' is not used; the columns of this table are bundle_id, "
-        "title, price, tags and discount. Rename it if it is one of these, or leave it",
+        "title, price, tags, discount and image_url. Rename it if it is one of these, or leave it",
         "warning",
     ),
-    "columns of a later version": Broken(
-        with_files(items_csv="item_id,cost,Image URL,currency\ni1,1,,\ni2,2,,\ni3,3,,EUR\n"),
+    "a currency for each item": Broken(
+        with_files(items_csv="item_id,price,currency\ni1,1,EUR\ni2,2,EUR\ni3,3,EUR\n"),
         "unused-column",
-        "items.csv: the columns 'cost', 'Image URL' and 'currency' are not used by this version. Rename "
-        "'cost' to 'price' if customers pay it: budgets need a price. Otherwise it does no harm",
+        "items.csv: the column 'currency' is not used; all prices of a shop have the same currency. Name it "
+        "when you train, as in --shop currency=EUR",
         "warning",
+    ),
+    "a cost that is no number": Broken(
+        with_files(items_csv="item_id,cost\ni1,1\ni2,-2\ni3,3\n"),
+        "bad-number",
+        "items.csv:3: 'cost' is '-2'; expected a number, 0 or more. Write it without a currency sign, with a "
+        "point for the decimals; leave it empty if it is not known",
+    ),
+    "an image that runs code": Broken(
+        with_files(items_csv="item_id,image\ni1,/a.png\ni2,javascript:alert(1)\ni3,//evil.example/a.png\n"),
+        "bad-url",
+        "items.csv:3: 'image' (read as 'image_url') is 'javascript:alert(1)'; expected the address of "
+        "an image (1 more like this). Write https://HOST/PATH, or /PATH for a file at the address of the "
+        "service; leave it empty if there is none",
     ),
     "a column and another name of it": Broken(
         with_files(items_csv="item_id,name,title\ni1,x,Frost\ni2,y,Ember\ni3,z,Dusk\n"),

@@ -15,13 +15,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import torch
 from scipy import optimize, sparse
 
 from bundlemage import History, Recommender, SplitPlan, sample_shop
 from bundlemage.core.history import User
-from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, Catalogue, empty_catalogue
+from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, Catalogue, catalogue_table, empty_catalogue
 from bundlemage.models.base import Completer, Embedder, Histories, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.sample.generate import Tastes
@@ -69,7 +68,8 @@ class Goods:
 
     @classmethod
     def of(cls, catalogue: Catalogue, gone: Iterable[str] = ()) -> Goods:
-        ids, _, prices, tags, stock = (catalogue.items[name].to_pylist() for name in ITEM_SCHEMA.names)
+        known = ("item_id", "price", "tags", "stock")
+        ids, prices, tags, stock = (catalogue.items[name].to_pylist() for name in known)
         return cls(
             dict(zip(ids, prices, strict=True)),
             {item: frozenset(each or ()) for item, each in zip(ids, tags, strict=True)},
@@ -133,7 +133,7 @@ def tiny_recommender(items: int, seed: int = 0) -> Recommender:
         ],
         "stock": [0 if number == 3 else None if number == 6 else 1 + number for number in range(items)],
     }
-    catalogue = Catalogue(pa.table(columns, schema=ITEM_SCHEMA), empty_catalogue(BUNDLE_SCHEMA, shop.bundles))
+    catalogue = Catalogue(catalogue_table(ITEM_SCHEMA, columns), empty_catalogue(BUNDLE_SCHEMA, shop.bundles))
     shop = dataset_of(
         [row.indices.tolist() for row in shop.user_item],
         [row.indices.tolist() for row in shop.user_bundle],

@@ -244,6 +244,7 @@ class Asker:
         request: DesignRequest | None = None,
         *,
         progress: Progress = in_silence,
+        own_costs: bool = True,
         **conditions: Any,
     ) -> Designs:
         """Returns whole bundles for a user that meet all conditions, given as a request or as its fields.
@@ -251,11 +252,13 @@ class Asker:
         >>> model.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
 
         The best bundle comes first. Each has its price, score and reasons. If no bundle is possible, raises
-        `ImpossibleDesignError`, which names the conflicting conditions and possible changes.
+        `ImpossibleDesignError`, which names the conflicting conditions and possible changes. With `margin`
+        and without `costs`, the costs of the catalogue are used if `own_costs`.
         """
         require(self.model, Completer)
         request = DesignRequest.of(**conditions) if request is None else request
-        return design(self.model, self.shop, *self._encode([user]), request, self.shop_settings, progress)
+        question = (*self._encode([user]), request, self.shop_settings, progress)
+        return design(self.model, self.shop, *question, own_costs=own_costs)
 
     def explain(
         self, user: User, *, bundle: Id | None = None, item: Id | None = None, items: Sequence[Id] = ()

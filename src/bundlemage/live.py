@@ -37,6 +37,7 @@ from bundlemage.models.ragged import Contents, Ragged
 from bundlemage.recommender import Recommender
 from bundlemage.store.records import Bundle, CatalogueChange, Item, ModelRecord, Owned, Sales
 from bundlemage.wire.answers import Known
+from bundlemage.wire.images import scheme_of_image
 from bundlemage.wire.shop import OwnedRule, StockRule
 
 Positions: TypeAlias = npt.NDArray[np.int64]
@@ -55,6 +56,8 @@ class Stock:
     bundles: Mapping[str, Bundle]
     holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each item that is in a bundle, the bundles that contain it."""
+    image_schemes: frozenset[str] = frozenset()
+    """`http` and `https`, if an image of an item or a bundle has such an address now or had one before."""
 
     def after(self, change: CatalogueChange) -> Stock:
         """Returns the stock with the changed items and bundles."""
@@ -70,6 +73,7 @@ class Stock:
             changed(self.items, {item.id: item for item in change.items}),
             changed(self.bundles, {bundle.id: bundle for bundle in change.bundles}),
             changed(self.holders, {name: tuple(holders) for name, holders in new_holders.items()}),
+            self.image_schemes.union(_image_schemes(chain(change.items, change.bundles))),
         )
 
     def affected(self, change: CatalogueChange, before: Stock) -> set[str]:
@@ -98,6 +102,11 @@ class Stock:
         return any(_sold_out(self.items.get(name)) for name in bundle.items)
 
 
+def _image_schemes(things: Iterable[Item | Bundle]) -> Iterable[str]:
+    schemes = {scheme_of_image(thing.image_url) for thing in things if thing.image_url}
+    return filter(None, schemes)
+
+
 def _sold_out(item: Item | None) -> bool:
     """Whether the stock of an item is known and 0."""
     return item is not None and item.stock is not None and item.stock <= 0
@@ -108,7 +117,13 @@ def _availability(item: Item | None) -> tuple[bool, bool, bool] | None:
 
 
 EMPTY = Stock(0, {}, {})
-_TYPES = {"price": pa.float64(), "discount": pa.float64(), "tags": pa.list_(pa.string()), "stock": pa.int64()}
+_TYPES = {
+    "price": pa.float64(),
+    "discount": pa.float64(),
+    "tags": pa.list_(pa.string()),
+    "stock": pa.int64(),
+    "cost": pa.float64(),
+}
 
 
 class RecordShelf(Shelf):
@@ -191,7 +206,9 @@ class RecordShelf(Shelf):
     def facts(self, place: int) -> Facts:
         """Title, price and tags of the item or bundle at a position."""
         record = self._records.get(self.ids[place])
-        return Facts(record.title, record.price, tuple(record.tags)) if record else Facts()
+        if record is None:
+            return Facts()
+        return Facts(record.title, record.price, tuple(record.tags), record.image_url)
 
 
 @dataclass(frozen=True)

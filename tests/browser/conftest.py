@@ -83,10 +83,10 @@ def model(tmp_path_factory: pytest.TempPathFactory, chromium: str) -> Path:
 
 
 @contextmanager
-def serving(model: Path, folder: Path) -> Iterator[Service]:
+def serving(model: Path, folder: Path, *options: str) -> Iterator[Service]:
     """`bundlemage serve` in a process of its own, on a free port."""
     db = f"sqlite:///{folder}/store.db"
-    command = ["serve", model, "--db", db, "--port", 0]
+    command = ["serve", model, "--db", db, "--port", 0, *options]
     wide = {**os.environ, "COLUMNS": "200"}
     with (folder / "stderr.log").open("w") as stderr:
         process = start_forked(command, environment=wide, stdout=PIPE, stderr=stderr.fileno())

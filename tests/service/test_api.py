@@ -830,7 +830,7 @@ def test_models_tell_which_one_serves(client: httpx.Client, recommender: Recomme
     assert (model["name"], model["serving"], model["problem"]) == ("bundlemage", True, None)
     assert model["metrics"] == recommender.metrics
     assert model["metrics"]
-    assert answer["shop"] == recommender.shop_settings.model_dump()
+    assert answer["shop"] == {**recommender.shop_settings.model_dump(), "decimals": 2}
 
 
 def test_insights_add_up(own: httpx.Client, recommender: Recommender) -> None:

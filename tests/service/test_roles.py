@@ -269,3 +269,73 @@ def test_without_keys_all_is_open_to_this_machine_alone(
         problem(client.get("/", headers={"Host": "shop.example"}), 403, "machine")
         for method, path in sorted(set(NEEDED) - {("GET", "/v1/work/{request_id}")}):
             assert ask(client, method, path).is_success, (method, path)
+
+
+def test_only_those_who_may_write_see_what_items_cost(
+    sample_model: Path, sample_database: Path, tmp_path: Path
+) -> None:
+    with inside(sample_model, copied(sample_database, tmp_path)) as running:
+        keys = {role: new_key(running.store, role) for role in ("read", "write")}
+        with running.client(keys["write"]) as writer, running.client(keys["read"]) as reader:
+            changed = ok(writer.patch("/v1/items/g0022", json={"cost": 3.5, "image_url": "/pictures/22.jpg"}))
+            assert (changed["cost"], changed["image_url"]) == (3.5, "/pictures/22.jpg")
+            event = {"interactions": [{"user_id": "ann", "item_id": "g0022"}]}
+            ok(writer.post("/v1/interactions", json=event))
+            for client, cost in ((writer, 3.5), (reader, None)):
+                assert ok(client.get("/v1/items/g0022"))["cost"] == cost
+                (listed,) = ok(client.get("/v1/items", params={"search": "g0022"}))["items"]
+                assert (listed["cost"], listed["image_url"]) == (cost, "/pictures/22.jpg")
+                assert ok(client.get("/v1/users/ann"))["items"][0]["cost"] == cost
+            # A design by margin would tell the costs, so it uses them only for those who may see them.
+            everything = ok(writer.get("/v1/items", params={"limit": 500}))["items"]
+            for item in everything[:20]:
+                ok(writer.patch(f"/v1/items/{item['id']}", json={"cost": 2}))
+            asked = {
+                "user_id": "u0007", "margin": 5, "start": [item["id"] for item in everything[:2]],
+                "must": [everything[2]["id"]], "size": {"least": 3, "most": 3}, "not_owned": False,
+                "in_stock": False, "reasons": False,
+            }  # fmt: skip
+            margins = [
+                ok(client.post("/v1/design", json=asked | more))["bundles"][0]["terms"]["margin"]
+                for client, more in (
+                    (writer, {}),
+                    (reader, {}),
+                    (reader, {"costs": {everything[2]["id"]: 2}}),
+                )
+            ]
+            assert margins[0] < margins[1]
+            assert margins[0] == pytest.approx(margins[2])
+
+
+def test_a_wrong_image_or_cost_is_refused(
+    sample_model: Path, sample_database: Path, tmp_path: Path
+) -> None:
+    with inside(sample_model, copied(sample_database, tmp_path)) as running, running.client() as client:
+        for kind, fields, field in (
+            ("items", {"image_url": "javascript:alert(1)"}, "image_url"),
+            ("items", {"cost": -1}, "cost"),
+            ("bundles", {"image_url": "//other.example/a.png"}, "image_url"),
+        ):
+            name = "g0022" if kind == "items" else "b0013"
+            told = problem(client.patch(f"/v1/{kind}/{name}", json=fields), 422)
+            assert [each["field"] for each in told["errors"]] == [field]
+
+
+def test_pages_may_load_pictures_of_the_schemes_that_the_shop_uses(
+    sample_model: Path, sample_database: Path, tmp_path: Path
+) -> None:
+    def sources(path: str) -> str:
+        policy = client.get(path).headers.get_list("content-security-policy")
+        assert len(policy) == 1
+        return next(part.strip() for part in policy[0].split(";") if part.strip().startswith("img-src"))
+
+    with inside(sample_model, copied(sample_database, tmp_path)) as running, running.client() as client:
+        assert sources("/") == "img-src 'self' data:"
+        ok(client.patch("/v1/bundles/b0013", json={"image_url": "/pictures/13.png"}))
+        assert sources("/") == "img-src 'self' data:"
+        ok(client.patch("/v1/bundles/b0013", json={"image_url": "https://pictures.example/13.png"}))
+        assert sources("/") == "img-src 'self' data: https:"
+        assert sources("/v1/models") == "img-src 'self' data:"
+        assert "http" not in sources("/docs")
+        (bundle,) = ok(client.get("/v1/bundles", params={"search": "b0013"}))["bundles"]
+        assert bundle["image_url"] == "https://pictures.example/13.png"

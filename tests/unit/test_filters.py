@@ -9,7 +9,7 @@ import pytest
 
 from bundlemage import History, Recommender, SplitPlan
 from bundlemage.core.filters import Filter, Shelf
-from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue
+from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue, catalogue_table
 from bundlemage.errors import ConfigError, UnknownIdError
 from tests.small_shop import dataset_of
 
@@ -34,7 +34,7 @@ def shop() -> BundleDataset:
         "tags": [["breakfast", "gift"], ["gift"], [], None, ["gift"]],
         "discount": [None] * 5,
     }
-    catalogue = Catalogue(pa.table(items, ITEM_SCHEMA), pa.table(bundles, BUNDLE_SCHEMA))
+    catalogue = Catalogue(catalogue_table(ITEM_SCHEMA, items), catalogue_table(BUNDLE_SCHEMA, bundles))
     contents_and_all = {"users": bare.users, "items": bare.items, "bundles": bare.bundles}
     return dataset_of(
         [[0], [1, 2], [3]], [[0], [1], [2, 3]], contents, 4, **contents_and_all, catalogue=catalogue

@@ -20,27 +20,27 @@ from tests.small_shop import QUICK, small_shop
 YEN = ShopSettings(currency="JPY", locale="ja_JP", price_ending=80)
 
 
-@pytest.mark.parametrize(
-    ("locale", "currency", "text"),
-    [
-        ("en_US", "USD", "$1,234,567.50"),
-        ("en_GB", "GBP", "£1,234,567.50"),
-        ("de_DE", "EUR", "1.234.567,50\xa0€"),
-        ("de_CH", "CHF", "CHF\xa01’234’567.50"),
-        ("fr_FR", "EUR", "1\u202f234\u202f567,50\xa0€"),
-        ("es_ES", "EUR", "1.234.567,50\xa0€"),
-        ("pt_BR", "BRL", "R$\xa01.234.567,50"),
-        ("ja_JP", "JPY", "￥1,234,568"),
-        ("ko_KR", "KRW", "₩1,234,568"),
-        ("hi_IN", "INR", "₹12,34,567.50"),
-        ("ar_EG", "EGP", "\u200f1,234,567.50\xa0ج.م.\u200f"),
-        ("sv_SE", "SEK", "1\xa0234\xa0567,50\xa0kr"),
-        ("en", "KWD", "KWD\xa01,234,567.500"),
-        ("de_DE", "KWD", "1.234.567,500\xa0KWD"),
-        ("nl_NL", "EUR", "€\xa01.234.567,50"),
-        ("de_AT", "EUR", "€\xa01.234.567,50"),
-    ],
-)
+LOCALES = [
+    ("en_US", "USD", "$1,234,567.50"),
+    ("en_GB", "GBP", "£1,234,567.50"),
+    ("de_DE", "EUR", "1.234.567,50\xa0€"),
+    ("de_CH", "CHF", "CHF\xa01’234’567.50"),
+    ("fr_FR", "EUR", "1\u202f234\u202f567,50\xa0€"),
+    ("es_ES", "EUR", "1.234.567,50\xa0€"),
+    ("pt_BR", "BRL", "R$\xa01.234.567,50"),
+    ("ja_JP", "JPY", "￥1,234,568"),
+    ("ko_KR", "KRW", "₩1,234,568"),
+    ("hi_IN", "INR", "₹12,34,567.50"),
+    ("ar_EG", "EGP", "\u200f1,234,567.50\xa0ج.م.\u200f"),
+    ("sv_SE", "SEK", "1\xa0234\xa0567,50\xa0kr"),
+    ("en", "KWD", "KWD\xa01,234,567.500"),
+    ("de_DE", "KWD", "1.234.567,500\xa0KWD"),
+    ("nl_NL", "EUR", "€\xa01.234.567,50"),
+    ("de_AT", "EUR", "€\xa01.234.567,50"),
+]
+
+
+@pytest.mark.parametrize(("locale", "currency", "text"), LOCALES)
 def test_each_country_writes_prices_in_its_own_way(locale: str, currency: str, text: str) -> None:
     assert price_text(1_234_567.5, ShopSettings(locale=locale, currency=currency)) == text
 

@@ -60,6 +60,8 @@ FILES = (
 ROWS_IN_A_GROUP = 2**17
 """Rows in a row group of the Parquet files. Small groups allow reading a few users without the others."""
 _PAIRS = pa.schema([("row", pa.int32()), ("column", pa.int32())])
+LATER = frozenset({"cost", "image_url"})
+"""Columns of the catalogue that earlier versions did not save."""
 SCHEMAS = {
     "users": pa.schema([("user_id", pa.string())]),
     "items": ITEM_SCHEMA,
@@ -465,13 +467,18 @@ def _table(path: Path, saved: Saved, name: str) -> pa.Table:
         for column in needed:
             if table[column].null_count:
                 raise ValueError(f"the column {column!r} has a missing value")
-        return table.cast(expected)
+        for field in expected:
+            if field.name not in table.column_names:  # the model was saved by an earlier version
+                table = table.append_column(field, pa.nulls(len(table), field.type))
+        return table.select(expected.names).cast(expected)
 
 
 def _parquet(handle: BinaryIO, expected: pa.Schema) -> pq.ParquetFile:
     """Open a Parquet file whose texts are read as dictionaries. Checks what can be known before unpacking."""
     file = pq.ParquetFile(handle)
-    if not file.schema_arrow.equals(expected):
+    present = set(file.schema_arrow.names)
+    known = pa.schema([field for field in expected if field.name in present or field.name not in LATER])
+    if not file.schema_arrow.equals(known):
         found, wanted = (
             ", ".join(f"{each.name} {each.type}" for each in schema)
             for schema in (file.schema_arrow, expected)

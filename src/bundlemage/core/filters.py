@@ -72,6 +72,7 @@ class Facts(NamedTuple):
     title: str | None = None
     price: float | None = None
     tags: tuple[str, ...] = ()
+    image_url: str | None = None
 
 
 _WITH_ARTICLE = {"price": "a price", "tags": "a tag", "stock": "a stock"}
@@ -215,7 +216,13 @@ class Shelf:
         if self.catalogue is None:
             return Facts()
         row = self.catalogue.slice(place, 1).to_pylist()[0]
-        return Facts(row["title"], row["price"], tuple(row["tags"] or ()))
+        return Facts(row["title"], row["price"], tuple(row["tags"] or ()), row["image_url"])
+
+    @property
+    def costs(self) -> npt.NDArray[np.float64]:
+        """What each item costs the shop, by position; 0 where it is not known."""
+        costs = self._values("cost")
+        return np.zeros(len(self.ids)) if costs is None else np.nan_to_num(costs.to_numpy(False))
 
     @property
     def stock_known(self) -> bool:

@@ -32,6 +32,8 @@ ITEM_SCHEMA = pa.schema(
         ("price", pa.float64()),
         ("tags", pa.list_(pa.string())),
         ("stock", pa.int64()),
+        ("cost", pa.float64()),  # what the shop pays for it
+        ("image_url", pa.string()),
     ]
 )
 BUNDLE_SCHEMA = pa.schema(
@@ -41,6 +43,7 @@ BUNDLE_SCHEMA = pa.schema(
         ("price", pa.float64()),
         ("tags", pa.list_(pa.string())),
         ("discount", pa.float64()),  # a fraction: 0.2 is 20% off
+        ("image_url", pa.string()),
     ]
 )
 INTEGER = r"0|-?[1-9][0-9]{0,17}"
@@ -300,10 +303,14 @@ def _digest(part: Vocabulary | sparse.csr_matrix, piece: int = 1_000_000) -> str
 
 def empty_catalogue(schema: pa.Schema, vocabulary: Vocabulary) -> pa.Table:
     """Returns a catalogue table for these ids in which everything else is null."""
-    columns: dict[str, Any] = {schema.names[0]: vocabulary.to_arrow()}
-    for column in schema.names[1:]:
-        columns[column] = pa.nulls(len(vocabulary), schema.field(column).type)
-    return pa.table(columns, schema=schema)
+    return catalogue_table(schema, {schema.names[0]: vocabulary.to_arrow()})
+
+
+def catalogue_table(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
+    """Returns a catalogue table with these columns, which include the ids. All other columns are null."""
+    size = len(columns[schema.names[0]])
+    nulls = {field.name: pa.nulls(size, field.type) for field in schema if field.name not in columns}
+    return pa.table({**columns, **nulls}, schema=schema)
 
 
 @dataclass(frozen=True)

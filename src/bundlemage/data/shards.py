@@ -35,7 +35,7 @@ from bundlemage.errors import ConfigError, DataError
 from bundlemage.progress import Progress, in_silence
 
 LAYOUT = "layout.json"
-FORMAT, VERSION = "bundlemage-layout", 1
+FORMAT, VERSION = "bundlemage-layout", 2
 SHARD_ROWS = 100_000
 KINDS = ("users", "items", "bundles")
 MATRICES = {

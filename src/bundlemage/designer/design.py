@@ -55,9 +55,12 @@ def design(
     request: DesignRequest,
     settings: ShopSettings,
     progress: Progress = in_silence,
+    *,
+    own_costs: bool = True,
 ) -> Designs:
     """Designs bundles for one user, the only row of `histories`. `contents` has the items of each bundle.
 
+    `own_costs`: whether a request for margin that names no costs is given those of the catalogue.
     `progress` counts the bundles found, and then the explained items.
     """
     cp()  # raises at once if OR-Tools is missing
@@ -66,7 +69,7 @@ def design(
     deadline = Deadline(request.time_limit, tick)
     owned = owned_items(histories, contents, len(shop.dataset.items)).values.cpu().numpy()
     rules = Rules(request, settings, shop.item_shelf, shop.trade.items_gone, owned)
-    objective = Objective(model, histories, contents, shop.item_shelf, rules, tick)
+    objective = Objective(model, histories, contents, shop.item_shelf, rules, tick, own_costs=own_costs)
     search = _Search(objective, rules, deadline, found)
     worths = search.bundles()
     complete = search.complete

@@ -55,20 +55,23 @@ class Objective:
         shelf: Shelf,
         rules: Rules,
         tick: Callable[[], None] | None = None,
+        *,
+        own_costs: bool = True,
     ) -> None:
-        """`tick` is called before each batch of bundles is scored. It may raise an error to stop the work."""
+        """`tick` is called before each batch of bundles is scored. It may raise an error to stop the work.
+        `own_costs` is as in `design`."""
         request = rules.request
         self.model, self.contents, self.start = require(model, Completer), contents, rules.start
         self._one, self._tick = histories, tick
         self._weight = request.diversity
         self.asks_for_variety = self._weight > 0
         self._seen: dict[Items, tuple[Integers, Floats]] = {}
-        costs = np.zeros(len(shelf.ids))
-        costs[shelf.ids.positions(request.costs)] = list(request.costs.values())
-        self.earns: Floats = np.zeros(len(costs))
+        self.earns: Floats = np.zeros(len(shelf.ids))
         """The weighted margin of each item (price after discount minus cost), in units of the mean price."""
         if request.margin:
             mean = float(np.nanmean(shelf.prices)) or 1.0
+            costs = shelf.costs if own_costs and not request.costs else np.zeros(len(shelf.ids))
+            costs[shelf.ids.positions(request.costs)] = list(request.costs.values())
             margins = (np.nan_to_num(shelf.prices) * (1 - request.discount) - costs) / mean
             self.earns = np.asarray(request.margin * margins)
         hidden = np.where(rules.allowed, self.earns, -np.inf).astype(np.float32)

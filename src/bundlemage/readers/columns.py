@@ -36,13 +36,13 @@ _ALIASES = {
         "tags": "tag genres genre categories category",
         "stock": "instock inventory quantity qty stockquantity stockqty",
         "discount": "discounts discountrate",
+        "cost": "costs unitcost itemcost costprice purchaseprice",
+        "image_url": "imageurl image images imagelink picture pictures pictureurl",
     }.items()
 }
 """For each column its other names, without spaces and punctuation. The first name has precedence."""
 OWN_PREFIX = {"items": ("item", "product", "game"), "bundles": ("bundle", "package")}
 """For each catalogue, what shops call the things that it describes."""
-_LATER = frozenset({"cost", "currency", "imageurl"})
-"""Columns of the catalogue that a data set cannot hold yet."""
 _LOOKS_LIKE_DATA = re.compile(r"-?\d+(\.\d+)?|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 _SHOWN_NAMES = 8
@@ -193,15 +193,11 @@ def _unused(
         for position, name in enumerate(names)
         if position not in {*positions.values(), *overruled} and not _INDEX_OF_PANDAS.fullmatch(name)
     ]
-    later = [n for n in rest if table in CATALOGUE_SCHEMAS and _plain(names[n]) in _LATER]
-    if later:
-        fix = "It does no harm" if len(later) == 1 else "They do no harm"
-        cost = [names[n] for n in later if _plain(names[n]) == "cost"]
-        if cost and "price" not in positions:
-            fix = f"Rename {cost[0]!r} to 'price' if customers pay it: budgets need a price. Otherwise it "
-            fix += "does no harm"
-        yield warning(later, " by this version", fix)
-    other = [position for position in rest if position not in later]
+    currency = [n for n in rest if table in CATALOGUE_SCHEMAS and _plain(names[n]) == "currency"]
+    if currency:
+        fix = "Name it when you train, as in --shop currency=EUR"
+        yield warning(currency, "; all prices of a shop have the same currency", fix)
+    other = [position for position in rest if position not in currency]
     if other:
         understood = _columns(table)
         why = f"; the columns of this table are {listed(understood)}"

@@ -24,6 +24,7 @@ import pyarrow as pa
 from bundlemage.data.dataset import Vocabulary
 from bundlemage.errors import Problem
 from bundlemage.readers.texts import decoded, tags_of
+from bundlemage.wire.images import fault_of_image
 
 Codes = npt.NDArray[np.int32]
 Locate = Callable[[int], tuple[str, int]]
@@ -259,6 +260,13 @@ def _title(value: Any) -> str | None:
     return text if text.strip() else None
 
 
+def _image(value: Any) -> str | None:
+    address = _text(value).strip()
+    if address and fault_of_image(address) is not None:
+        raise ValueError
+    return address or None
+
+
 def _tags(value: Any) -> list[str] | None:
     found = tags_of(value.decode() if isinstance(value, bytes) else value)
     return [tag for text in found if (tag := decoded(text).strip())] or None
@@ -294,6 +302,11 @@ def _stock(value: Any) -> int | None:
 
 
 _BROKEN_TEXT = _Fault("{name} is {value}; expected text in UTF-8", "Store the text as UTF-8", "broken-utf8")
+_BAD_AMOUNT = _Fault(
+    "{name} is {value}; expected a number, 0 or more",
+    "Write it without a currency sign, with a point for the decimals; leave it empty if it is not known",
+    "bad-number",
+)
 _DETAILS: Mapping[str, tuple[Callable[[Any], Any], _Fault]] = {
     "title": (_title, _BROKEN_TEXT),
     "tags": (
@@ -306,13 +319,15 @@ _DETAILS: Mapping[str, tuple[Callable[[Any], Any], _Fault]] = {
             "warning",
         ),
     ),
-    "price": (
-        _number,
+    "price": (_number, _BAD_AMOUNT),
+    "cost": (_number, _BAD_AMOUNT),
+    "image_url": (
+        _image,
         _Fault(
-            "{name} is {value}; expected a number, 0 or more",
-            "Write it without a currency sign, with a point for the decimals; "
-            "leave it empty if it is not known",
-            "bad-number",
+            "{name} is {value}; expected the address of an image",
+            "Write https://HOST/PATH, or /PATH for a file at the address of the service; leave it empty if "
+            "there is none",
+            "bad-url",
         ),
     ),
     "stock": (

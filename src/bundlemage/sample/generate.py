@@ -32,6 +32,7 @@ from bundlemage.data.dataset import (
     Catalogue,
     Vocabulary,
     binary_matrix,
+    catalogue_table,
     pairs_of,
 )
 from bundlemage.data.folders import beside
@@ -272,7 +273,7 @@ def _items(random: Random, tastes: Tastes, ids: Vocabulary, cents: Integers) -> 
         "tags": _item_tags(random, tastes),
         "stock": np.where(sold_out, 0, 1 + pick(random, _MOST_STOCK, len(ids))),
     }
-    return pa.table(columns, schema=ITEM_SCHEMA)
+    return catalogue_table(ITEM_SCHEMA, columns)
 
 
 def _item_tags(random: Random, tastes: Tastes) -> list[list[str]]:
@@ -301,7 +302,7 @@ def _bundles(random: Random, tastes: Tastes, ids: Vocabulary, full_cents: Intege
         ],
         "discount": percent / 100,
     }
-    return pa.table(columns, schema=BUNDLE_SCHEMA)
+    return catalogue_table(BUNDLE_SCHEMA, columns)
 
 
 # Draws by integer weights and inverse CDFs, without loops over pairs
@@ -427,8 +428,9 @@ def _tables(dataset: BundleDataset) -> Iterator[tuple[str, pa.Table]]:
         positions = zip((rows, columns), pairs_of(getattr(dataset, name)), strict=True)
         yield name, pa.table({f"{ids.kind}_id": ids.to_arrow().take(pa.array(at)) for ids, at in positions})
     if dataset.catalogue is not None:
-        yield "items", dataset.catalogue.items
-        yield "bundles", dataset.catalogue.bundles
+        for name, table in (("items", dataset.catalogue.items), ("bundles", dataset.catalogue.bundles)):
+            known = [column for column in table.column_names if table[column].null_count < len(table)]
+            yield name, table.select(known)
 
 
 def _flat(table: pa.Table) -> pa.Table:

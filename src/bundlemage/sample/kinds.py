@@ -30,7 +30,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from scipy import sparse
 
 from bundlemage.data.dataset import (
@@ -40,6 +39,7 @@ from bundlemage.data.dataset import (
     Catalogue,
     as_binary,
     binary_matrix,
+    catalogue_table,
     row_of,
 )
 from bundlemage.errors import ConfigError
@@ -281,7 +281,6 @@ def _catalogue(
         "title": words.numbered(items, "{} {number}"),
         "price": cents / 100,
         "tags": [[name] for name in items],
-        "stock": pa.nulls(len(items), pa.int64()),
     }
     bundle_columns: dict[str, Any] = {
         "bundle_id": ids[1].to_arrow(),
@@ -291,5 +290,5 @@ def _catalogue(
         "discount": percent / 100,
     }
     return Catalogue(
-        pa.table(item_columns, schema=ITEM_SCHEMA), pa.table(bundle_columns, schema=BUNDLE_SCHEMA)
+        catalogue_table(ITEM_SCHEMA, item_columns), catalogue_table(BUNDLE_SCHEMA, bundle_columns)
     )

@@ -11,6 +11,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
@@ -32,13 +33,20 @@ _MOST_LISTS = 100_000
 """Maximum number of lists and objects in a JSON body. They take the longest to read: 0.1 s for a megabyte."""
 _CLIENT_LEFT = 499  # not a standard status, but commonly used
 
-_CONTENT_POLICY = (
-    "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'"
-)
+
+def content_policy(image_schemes: Iterable[str] = ()) -> str:
+    """The header Content-Security-Policy. `image_schemes`: `http` or `https`, if images come from there."""
+    images = " ".join(["'self'", "data:", *(f"{scheme}:" for scheme in sorted(image_schemes))])
+    return (
+        f"default-src 'self'; img-src {images}; object-src 'none'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
+    )
+
+
 _PERMISSIONS = "camera=(), geolocation=(), microphone=(), payment=(), usb=()"
+_POLICY = b"content-security-policy"
 SECURITY_HEADERS = (
-    (b"content-security-policy", _CONTENT_POLICY.encode()),
+    (_POLICY, content_policy().encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),  # `no-referrer` would also remove the Origin of a form's POST
     (b"cross-origin-opener-policy", b"same-origin"),
@@ -80,7 +88,9 @@ class Frame:
                 headers_of_route = message.get("headers", ())
                 caching = _caching(path, status, headers_of_route)
                 identity = (b"x-request-id", request_id.encode())
-                message["headers"] = [*headers_of_route, *SECURITY_HEADERS, *caching, identity]
+                own_policy = any(name == _POLICY for name, _ in headers_of_route)
+                security = SECURITY_HEADERS[1:] if own_policy else SECURITY_HEADERS
+                message["headers"] = [*headers_of_route, *security, *caching, identity]
             await send(message)
 
         try:

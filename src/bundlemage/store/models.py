@@ -98,6 +98,8 @@ items = Table(
     Column("stock", BigInteger),
     Column("withdrawn", sa.Boolean, nullable=False),
     Column("version", BigInteger, nullable=False, index=True),
+    Column("cost", sa.Double),
+    Column("image_url", Text),
 )
 
 bundles = Table(
@@ -112,6 +114,7 @@ bundles = Table(
     Column("version", BigInteger, nullable=False, index=True),
     Column("expected_sales", sa.Double),
     Column("sells_like", name_type()),
+    Column("image_url", Text),
 )
 
 bundle_item = Table(

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from bundlemage.core.history import History
 from bundlemage.errors import UnstorableError
+from bundlemage.wire.images import fault_of_image
 from bundlemage.wire.requests import fault_of_id
 
 Role = Literal["read", "write", "admin"]
@@ -27,6 +28,9 @@ class Item:
     tags: tuple[str, ...] = ()
     stock: int | None = None
     withdrawn: bool = False
+    cost: float | None = None
+    """What the shop pays for it. It is confidential."""
+    image_url: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Bundle:
     """The expected number of sales. A model trained before the bundle existed ranks it with this number."""
     sells_like: str | None = None
     """Instead of `expected_sales`: the id of a bundle that sells about as often."""
+    image_url: str | None = None
 
 
 @dataclass(frozen=True)
@@ -189,8 +194,12 @@ def check_thing(thing: Item | Bundle) -> None:
         if any(letter == "\0" or unicodedata.category(letter) == "Cs" for letter in text):
             raise UnstorableError(f"{named} has {name!r} {text[:60]!r}, which is not text. Write it in UTF-8")
     _check_number(f"the price of {named}", thing.price)
+    fault = fault_of_image(thing.image_url) if thing.image_url is not None else None
+    if fault is not None:
+        raise UnstorableError(f"{named} has 'image_url' {thing.image_url!r:.200}, which {fault}")
     if isinstance(thing, Item):
         _check_number(f"the stock of {named}", thing.stock, LARGEST_STOCK)
+        _check_number(f"the cost of {named}", thing.cost)
         return
     check_ids("item", thing.items)
     _check_number(f"the discount of {named}", thing.discount, 1)

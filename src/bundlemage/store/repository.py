@@ -19,9 +19,9 @@ from bundlemage.store.histories import HistoryStore
 from bundlemage.store.models import clock, insert_or_replace, keys, metadata, models, sessions
 from bundlemage.store.records import Key, ModelRecord, check_ids, check_time, is_id
 
-NEWEST: Final = 3
+NEWEST: Final = 4
 """The version of the tables in `store.models`. Version 2 added `erased`. Version 3 added the
-expected sales of bundles."""
+expected sales of bundles. Version 4 added costs and images."""
 LOCK_NUMBER: Final = 6_235_118_047  # of the PostgreSQL advisory lock for creating and updating tables
 VERSION: Final = Table(
     "bundlemage_version",

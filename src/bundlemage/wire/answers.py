@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from bundlemage.wire.design import Change, Rule
 from bundlemage.wire.requests import add_examples
@@ -63,6 +63,8 @@ class EntryOut(Out):
     title: str | None
     price: float | None
     tags: tuple[str, ...]
+    image_url: str | None = None
+    """The address of an image, if the shop has set one."""
 
 
 class Ranked(EntryOut):
@@ -142,6 +144,8 @@ class Gate(Answered):
 
 class ItemOut(EntryOut):
     stock: int | None
+    cost: float | None = None
+    """What the shop pays for the item. It is null for the role read, and if it is unknown."""
     withdrawn: bool
     in_model: bool
     """Whether the serving model knows the item. It does not know items that are newer than itself."""
@@ -235,6 +239,12 @@ class ShopOut(ShopSettings):
     """The settings of the shop: how prices are written, and how answers treat what users own."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra=add_examples)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def decimals(self) -> int:
+        """The number of decimals of a price: 2 for EUR, 0 for JPY."""
+        return super().decimals
 
 
 class Models(Listing[ModelLine]):

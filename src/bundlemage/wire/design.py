@@ -181,7 +181,8 @@ class DesignRequest(Body):
     margin: Weight = 0.0
     """Weight of the margin of the items: their price after the discount minus their cost."""
     costs: Costs = Field(default={})
-    """The cost of each item to the shop. Items without an entry cost nothing."""
+    """The cost of each item to the shop, only for the margin. Other items then cost nothing. The default is
+    the catalogue's costs; the service uses those only for the roles write and admin."""
     n: Annotated[int, Field(ge=1, le=100), Number] = 5
     """Maximum number of bundles."""
     apart: Share = 0.5

@@ -11,7 +11,7 @@ from bundlemage.wire.shop import ShopSettings
 def price_text(amount: float, settings: ShopSettings) -> str:
     """Returns a price as the shop's locale writes it, such as `1.234,50 €`. Without a currency: `1,234.50`.
 
-    `money.js` writes the same in the browser. Digits are always those of English.
+    `pages/static/money.js` writes the same in a browser. Digits are always those of English.
     """
     if settings.currency is None:
         return f"{amount:,.2f}"

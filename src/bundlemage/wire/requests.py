@@ -28,6 +28,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
+from bundlemage.wire.images import ImageUrl
 from bundlemage.wire.shop import OwnedRule, StockRule
 
 LONGEST_ID: Final = 200
@@ -323,6 +324,10 @@ class ItemIn(Body):
     tags: list[Tag] = Field(default=[], max_length=100, fail_fast=True)
     stock: Annotated[int, Field(ge=0, lt=2**53), Number] | None = None
     """The number in stock. It is unknown if left out."""
+    cost: BodyPrice | None = None
+    """What the shop pays for the item. Answers show it only to the roles write and admin."""
+    image_url: ImageUrl | None = None
+    """The address of an image: `https://…`, `http://…`, or a path at the address of the service."""
 
 
 class BundleIn(Body):
@@ -337,6 +342,8 @@ class BundleIn(Body):
     left out, the model uses one number for all new bundles."""
     sells_like: BodyId | None = None
     """Instead of a number: the id of a bundle that sells equally often."""
+    image_url: ImageUrl | None = None
+    """The address of an image: `https://…`, `http://…`, or a path at the address of the service."""
 
     @model_validator(mode="after")
     def _one_expectation(self) -> BundleIn:

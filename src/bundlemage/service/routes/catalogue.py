@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from bundlemage.service.routes.common import (
     BundleId,
     ItemId,
+    SeesCosts,
     TheService,
     allow,
     bundle_out,
@@ -62,11 +63,11 @@ def _new(answer: type[BaseModel]) -> dict[int | str, Any]:
 
 
 @router.get("/items", **allow("read"))
-async def items(service: TheService, page: Page) -> ItemPage:
+async def items(service: TheService, page: Page, costs: SeesCosts) -> ItemPage:
     """The items on sale, ordered by title."""
     live = await service.now()
     on_page, total = await run_in_threadpool(page.of, live.stock.items)
-    return ItemPage(items=tuple(item_out(item, live) for item in on_page), total=total)
+    return ItemPage(items=tuple(item_out(item, live, costs) for item in on_page), total=total)
 
 
 @router.get("/bundles", **allow("read"))
@@ -88,10 +89,10 @@ async def tags(service: TheService) -> Tags:
 
 
 @router.get("/items/{item_id:id}", **allow("read", 404))
-async def item(item_id: ItemId, service: TheService) -> ItemOut:
+async def item(item_id: ItemId, service: TheService, costs: SeesCosts) -> ItemOut:
     """An item of the catalogue, also if it is withdrawn."""
     live = await service.now()
-    return item_out(known("item", item_id, live.stock.items), live)
+    return item_out(known("item", item_id, live.stock.items), live, costs)
 
 
 @router.put("/items/{item_id:id}", **allow("write", 404, 412, 413, also=_new(ItemOut)))
@@ -102,7 +103,7 @@ async def put_item(
     record = Item(item_id, **_stored(body.model_dump()))
     new = await run_in_threadpool(service.store.put, record, only_new=if_none_match is not None)
     response.status_code = 201 if new else 200
-    return await item(item_id, service)
+    return await item(item_id, service, costs=True)
 
 
 @router.patch("/items/{item_id:id}", **allow("write", 404, 413))
@@ -111,7 +112,7 @@ async def change_item(item_id: ItemId, body: ItemChange, service: TheService) ->
     changes = _stored(body.model_dump(exclude_unset=True))
     if await run_in_threadpool(service.store.change, "item", item_id, changes) is None:
         raise unknown("item", item_id)
-    return await item(item_id, service)
+    return await item(item_id, service, costs=True)
 
 
 @router.delete("/items/{item_id:id}", status_code=204, **allow("write", 404))

@@ -14,7 +14,7 @@ from bundlemage.core.filters import Filter
 from bundlemage.live import Live, Question
 from bundlemage.service.answerer import Answer
 from bundlemage.service.problems import ApiError, newer_than_the_model, responses
-from bundlemage.service.security import require
+from bundlemage.service.security import ROLES, require
 from bundlemage.store.records import Bundle, Item, Owned, Role, Served
 from bundlemage.wire.answers import BundleOut, EntryOut, ItemOut, Known
 from bundlemage.wire.requests import Filtered, Id, K, Price, Tag, UserOrHistory, Where
@@ -67,6 +67,12 @@ async def where_of_query(
     return Where(tags=tags, min_price=min_price, max_price=max_price, in_stock=in_stock, exclude=exclude)
 
 
+async def sees_costs(request: Request) -> bool:
+    """Whether the caller may know what items cost the shop."""
+    return ROLES[request.state.principal.role] >= ROLES["write"]
+
+
+SeesCosts = Annotated[bool, Depends(sees_costs)]
 WhereOfQuery = Annotated[Where, Depends(where_of_query)]
 
 
@@ -100,9 +106,10 @@ def known(kind: str, name: str, things: Mapping[str, T]) -> T:
 # functions name a field only if it must be computed.
 
 
-def item_out(item: Item, live: Live) -> ItemOut:
-    """An item of the catalogue."""
-    return ItemOut(**vars(item), in_model=live.in_model(item.id))
+def item_out(item: Item, live: Live, costs: bool) -> ItemOut:
+    """An item of the catalogue, with its cost only if `costs`."""
+    facts = {**vars(item), "cost": item.cost if costs else None}
+    return ItemOut(**facts, in_model=live.in_model(item.id))
 
 
 def bundle_out(bundle: Bundle, live: Live) -> BundleOut:

@@ -11,7 +11,15 @@ from bundlemage.live import Live
 from bundlemage.progress import Progress
 from bundlemage.service.answerer import check_catalogue
 from bundlemage.service.problems import impossible_design, newer_than_the_model
-from bundlemage.service.routes.common import RequestId, TheService, about, allow, check_known_items, owned_of
+from bundlemage.service.routes.common import (
+    RequestId,
+    SeesCosts,
+    TheService,
+    about,
+    allow,
+    check_known_items,
+    owned_of,
+)
 from bundlemage.store.records import Owned
 from bundlemage.store.repository import Store
 from bundlemage.wire.design import DesignIn
@@ -28,7 +36,9 @@ IN_AN_EXPLANATION = 100
 
 
 @router.post("/design", **allow("read", 409, 413, 504, also={422: impossible_design()}))
-async def design(body: DesignIn, service: TheService, request_id: RequestId, request: Request) -> DesignsFor:
+async def design(
+    body: DesignIn, service: TheService, request_id: RequestId, request: Request, own_costs: SeesCosts
+) -> DesignsFor:
     """Design whole bundles for a user. Each meets all conditions, and has a price, a score and reasons.
 
     This may take up to 'time_limit' seconds. If no bundle is possible, 'conflict' in the answer has
@@ -43,7 +53,10 @@ async def design(body: DesignIn, service: TheService, request_id: RequestId, req
         owned = _owned(live, service.store, body)
         # Items that are newer than the model are never added, so their costs do not matter.
         costs = {name: cost for name, cost in body.costs.items() if live.in_model(name)}
-        designs = live.design(owned, body.model_copy(update={"costs": costs}), progress=progress)
+        asked = body.model_copy(update={"costs": costs})
+        # A request whose costs are all of newer items has costs, too: the catalogue's do not replace them.
+        own = own_costs and not body.costs
+        designs = live.design(owned, asked, progress=progress, own_costs=own)
         bundles = tuple(
             design.model_copy(update={"items": tuple(map(_shortened, design.items))}) for design in designs
         )

@@ -12,12 +12,15 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 
+from bundlemage.service.middleware import content_policy
 from bundlemage.service.problems import ApiError
 from bundlemage.service.security import require
 
 router = APIRouter(include_in_schema=False)
 HERE = Path(str(files("bundlemage.service"))) / "pages"
 PAGES = {"": "index", "builder": "builder", "insights": "insights", "docs": "docs", "login": "login"}
+WITH_IMAGES = ("", "builder")
+"""The pages that show images of items and bundles."""
 WHOLE = {"Accept-Ranges": "none"}  # the frame drops the header Range
 
 
@@ -56,4 +59,8 @@ async def page(request: Request) -> Response:
                 raise
             target = f"{request.url.path}?{request.url.query}".removesuffix("?")
             return RedirectResponse(f"/login?next={quote(target, safe='')}", status_code=303)
-    return FileResponse(HERE / f"{PAGES[name]}.html", headers=WHOLE, media_type="text/html; charset=utf-8")
+    headers = dict(WHOLE)
+    if name in WITH_IMAGES:
+        schemes = request.app.state.service.answerer.serving.stock.image_schemes
+        headers["Content-Security-Policy"] = content_policy(schemes)
+    return FileResponse(HERE / f"{PAGES[name]}.html", headers=headers, media_type="text/html; charset=utf-8")

@@ -8,7 +8,15 @@ from fastapi import APIRouter, Header, Query, Response
 
 from bundlemage.live import Live
 from bundlemage.service.problems import ApiError, responses
-from bundlemage.service.routes.common import RequestId, TheService, UserId, allow, bundle_out, item_out
+from bundlemage.service.routes.common import (
+    RequestId,
+    SeesCosts,
+    TheService,
+    UserId,
+    allow,
+    bundle_out,
+    item_out,
+)
 from bundlemage.service.security import Writer
 from bundlemage.store.records import Bundle, InteractionRecord, InteractionsRecord, Item
 from bundlemage.wire.answers import UserOut, UserPage, Written
@@ -47,7 +55,7 @@ def users(
 
 
 @router.get("/users/{user_id:id}", **allow("read", 404))
-async def user(user_id: UserId, service: TheService) -> UserOut:
+async def user(user_id: UserId, service: TheService, costs: SeesCosts) -> UserOut:
     """The items and bundles that a user has."""
 
     def work(live: Live) -> UserOut:
@@ -58,7 +66,7 @@ async def user(user_id: UserId, service: TheService) -> UserOut:
         bundles = (live.stock.bundles.get(name) or Bundle(name, ()) for name in owned.bundles)
         return UserOut(
             id=user_id,
-            items=tuple(item_out(item, live) for item in items),
+            items=tuple(item_out(item, live, costs) for item in items),
             bundles=tuple(bundle_out(bundle, live) for bundle in bundles),
         )
 

@@ -5,11 +5,12 @@ import { userCombobox } from "./combobox.js";
 import { completer } from "./completing.js";
 import { cover } from "./cover.js";
 import { designer } from "./design.js";
-import { byId, count, h, hasPrice, plural, price, priceBeside, titleOf } from "./dom.js";
+import { byId, count, h, plural, titleOf } from "./dom.js";
 import { commonTags, discountOf, idFrom, sumOf } from "./draft.js";
 import { remember } from "./facts.js";
 import { forecaster } from "./forecast.js";
 import { announce, carryUser, frame, problemBox, setAddress } from "./frame.js";
+import { finalPrice, hasPrice, price, priceBeside } from "./money.js";
 import { itemPicker } from "./picker.js";
 import { saver } from "./saving.js";
 import { loadShopData } from "./shopdata.js";
@@ -113,7 +114,7 @@ const forecastable = () => ({
 });
 
 const discount = () => discountOf(field("discount"));
-const cut = () => Math.round(sumOf(state.items) * (1 - (discount() || 0)) * 100) / 100;
+const cut = () => finalPrice(sumOf(state.items) * (1 - (discount() || 0)));
 
 function drawPrice() {
   const wrong = Number.isNaN(discount());

@@ -1,8 +1,9 @@
 // A bundle as a card.
 
-import { cover } from "./cover.js";
-import { count, freshId, h, hasPrice, listed, percent, plural, price, titleOf } from "./dom.js";
+import { count, freshId, h, listed, percent, plural, titleOf } from "./dom.js";
 import { before, facts } from "./facts.js";
+import { picture } from "./images.js";
+import { hasPrice, price } from "./money.js";
 import { reasonsSlot } from "./reasons.js";
 
 /** The price of a bundle. `prices`: whether bundles of this shop have prices; if not, returns null. */
@@ -111,7 +112,7 @@ export function bundleCard(bundle, { owned, highest, moved, prices, reasons, onO
       h(
         "div",
         { class: "cover" },
-        cover(titleOf(bundle), bundle.tags),
+        picture(bundle),
         h("span", { class: "rank" }, h("span", { class: "unseen" }, "rank "), count(bundle.rank)),
         movedBadge(moved),
         bundle.source === "popular" ? h("span", { class: "source" }, "Popular") : null,

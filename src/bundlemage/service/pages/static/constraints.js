@@ -1,6 +1,7 @@
 // The controls for a design's conditions: size, price, tags, and items that every or no bundle contains.
 
-import { byId, h, plural, price, titleOf } from "./dom.js";
+import { byId, h, plural, titleOf } from "./dom.js";
+import { price } from "./money.js";
 import { slider } from "./slider.js";
 import { tagRules } from "./tagrules.js";
 

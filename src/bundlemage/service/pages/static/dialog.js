@@ -2,10 +2,11 @@
 
 import { api, Newest } from "./api.js";
 import { priceLine, scoreWords } from "./cards.js";
-import { cover } from "./cover.js";
-import { byId, count, h, plural, priceBeside, titleOf } from "./dom.js";
+import { byId, count, h, plural, titleOf } from "./dom.js";
 import { facts, ownedOf, remember, unseen } from "./facts.js";
 import { problemBox } from "./frame.js";
+import { picture } from "./images.js";
+import { priceBeside } from "./money.js";
 import { whyBox } from "./why.js";
 
 const newest = new Newest();
@@ -30,7 +31,7 @@ export async function openBundle(bundle, options) {
     h("div", { class: "skeleton-lines", "aria-hidden": "true" }, h("span"), h("span"), h("span")),
   );
   dialog.replaceChildren(
-    h("div", { class: "cover dialog-cover" }, cover(titleOf(bundle), bundle.tags), close),
+    h("div", { class: "cover dialog-cover" }, picture(bundle), close),
     h(
       "div",
       { class: "dialog-head" },
@@ -139,7 +140,7 @@ export async function openBundle(bundle, options) {
                       type: "button",
                       on: { click: () => openBundle({ ...other, alike: true }, options) },
                     },
-                    h("span", { class: "cover small" }, cover(titleOf(other), other.tags)),
+                    h("span", { class: "cover small" }, picture(other)),
                     h("span", {}, titleOf(other)),
                   ),
                 ),

@@ -69,10 +69,8 @@ export const randomKey = () =>
 // ── Words for numbers ────────────────────────────────────────────────────────────────────────────
 
 const whole = new Intl.NumberFormat("en");
-const cents = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 
 export const count = (number) => whole.format(number);
-export const price = (number) => cents.format(number);
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 
 /** 0.0493 → 4.9%: two significant digits. */
@@ -90,14 +88,6 @@ export const figure = (value, digits = 3) =>
 export function listed(words) {
   if (words.length < 2) return words.join("");
   return `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
-}
-
-export const hasPrice = (thing) => typeof thing.price === "number";
-
-/** The price of an item or bundle in a list: a dash if only others have a price, null if none has. */
-export function priceBeside(thing, all, style = "number") {
-  if (!all.some(hasPrice)) return null;
-  return h("span", { class: style }, hasPrice(thing) ? price(thing.price) : "—");
 }
 
 export const titleOf = (thing) => thing.title || thing.id;

@@ -1,7 +1,8 @@
 // Facts about a bundle that can be checked on the page. They compare the user's history with the bundle's
 // items and tags. They are not the reasons of the model.
 
-import { count, plural, price, titleOf } from "./dom.js";
+import { count, plural, titleOf } from "./dom.js";
+import { price } from "./money.js";
 
 /** The tags of items in earlier answers, by item id. (The items of a bundle come without tags.) */
 const seen = new Map();

@@ -1,8 +1,9 @@
 // The forecast for a new bundle: who would buy it, and which item would improve it.
 
 import { api, Newest } from "./api.js";
-import { byId, count, figure, h, percent, plural, price, randomKey, titleOf } from "./dom.js";
+import { byId, count, figure, h, percent, plural, randomKey, titleOf } from "./dom.js";
 import { announce, problemBox } from "./frame.js";
+import { price } from "./money.js";
 import { withProgress } from "./progress.js";
 
 const FEW = 5; // the number of users and similar bundles that are listed

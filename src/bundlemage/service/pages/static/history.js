@@ -1,9 +1,9 @@
 // The history of a user as chips; for a new visitor, also a form that saves the visitor as a user.
 
 import { api } from "./api.js";
-import { cover } from "./cover.js";
 import { busy, byId, count, h, plural, randomKey, titleOf } from "./dom.js";
 import { emptyBox, problemBox, toast } from "./frame.js";
+import { picture } from "./images.js";
 
 const FEW = matchMedia("(max-width: 599px)").matches ? 4 : 10; // on a phone, the answer is below this
 const FIRST = 6; // the number of users that are offered at the start
@@ -24,7 +24,7 @@ export function historyPanel({ place, shopper, mayKeep, onChoose, onDrop }) {
     return h(
       "li",
       { class: "chip" },
-      kind === "bundles" ? h("span", { class: "chip-art" }, cover(titleOf(thing), thing.tags)) : null,
+      kind === "bundles" ? h("span", { class: "chip-art" }, picture(thing)) : null,
       h("span", {}, titleOf(thing)),
       shopper().user
         ? null

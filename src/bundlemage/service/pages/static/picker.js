@@ -1,9 +1,11 @@
 // A searchable grid of the catalogue's items. Each item is a toggle button.
 
 import { api, Newest } from "./api.js";
-import { count, freshId, h, hasPrice, later, price, titleOf } from "./dom.js";
+import { count, freshId, h, later, titleOf } from "./dom.js";
 import { remember } from "./facts.js";
 import { emptyBox, problemBox } from "./frame.js";
+import { imageOf } from "./images.js";
+import { hasPrice, price } from "./money.js";
 
 const PAGE = 30;
 const TAGS = 300; // the maximum number of tags in the list
@@ -40,6 +42,7 @@ export function itemPicker({ label, tags, has, onToggle }) {
     const button = h(
       "button",
       { type: "button", class: "tile", "aria-pressed": String(has(item.id)), data: { item: item.id } },
+      imageOf(item, "tile-image"),
       h("span", { class: "tile-title" }, titleOf(item)),
       item.tags.length ? h("span", { class: "tile-tags" }, item.tags.slice(0, 2).join(" · ")) : null,
       hasPrice(item) ? h("span", { class: "tile-price" }, price(item.price)) : null,

@@ -2,8 +2,9 @@
 
 import { priceLine, scoreBar } from "./cards.js";
 import { cover } from "./cover.js";
-import { count, figure, freshId, h, listed, percent, plural, priceBeside, titleOf } from "./dom.js";
+import { count, figure, freshId, h, listed, percent, plural, titleOf } from "./dom.js";
 import { commonTags } from "./draft.js";
+import { priceBeside } from "./money.js";
 import { whyBox } from "./why.js";
 
 const added = (bundle) => bundle.items.filter((item) => !item.given);

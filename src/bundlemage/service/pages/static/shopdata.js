@@ -1,12 +1,18 @@
 // Which data the catalogue has. Not every shop has prices, stock or tags: pages hide controls without data.
 
 import { api } from "./api.js";
-import { hasPrice } from "./dom.js";
+import { hasPrice, writePricesAs } from "./money.js";
 
 const SAMPLE = { limit: 200 }; // enough to see which data a catalogue has
 
 export async function loadShopData() {
-  const [tags, bundles, items] = await Promise.all([api.tags(), api.bundles(SAMPLE), api.items(SAMPLE)]);
+  const [tags, bundles, items, published] = await Promise.all([
+    api.tags(),
+    api.bundles(SAMPLE),
+    api.items(SAMPLE),
+    api.models(),
+  ]);
+  writePricesAs(published.shop);
   const prices = items.items.filter(hasPrice).map((item) => item.price);
   return {
     tags, // {items, bundles}, each may be empty

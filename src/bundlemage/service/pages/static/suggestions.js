@@ -1,7 +1,8 @@
 // Items that would complete a bundle, as a list of buttons.
 
 import { scoreBar } from "./cards.js";
-import { count, h, plural, priceBeside, still, titleOf } from "./dom.js";
+import { count, h, plural, still, titleOf } from "./dom.js";
+import { priceBeside } from "./money.js";
 
 /** Shows suggested items. The focus stays on the best item, so Enter can be pressed again and again. */
 export function drawSuggestions(list, items, onAdd) {
