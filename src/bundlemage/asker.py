@@ -439,6 +439,7 @@ class Asker:
             self.model,
             self.shop,
             least_recall,
+            self.shop_settings,
             least_bundles=least_bundles,
             most_share=most_share,
             seed=seed,

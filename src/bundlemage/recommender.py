@@ -27,6 +27,7 @@ from bundlemage.campaigns.run import run_campaign
 from bundlemage.campaigns.settings import Campaign, CampaignSummary
 from bundlemage.core.filters import Filter
 from bundlemage.core.history import Id
+from bundlemage.core.owned_rule import best_share
 from bundlemage.core.shop import Shop, Trade
 from bundlemage.data.checked_json import typed
 from bundlemage.data.dataset import BundleDataset
@@ -84,6 +85,8 @@ class Recommender(Asker):
         self.metrics: dict[str, Any] = {}
         self.history: tuple[EpochRecord, ...] = ()
         self.training: TrainingResult | None = None
+        self._chose_share = False
+        """Whether `fit` has chosen `shop_settings.mostly_owned`, so that it may choose again."""
         self.new_bundle_credit: AssumedSales | None = None
         """The number of sales assumed for a bundle that is added after training. It is None before
         `calibrate` and for models of earlier versions: the median is then assumed. It is also None if the
@@ -201,14 +204,27 @@ class Recommender(Asker):
             return []
         return sentences(self.choice, self.config.parts)
 
+    def _choose_mostly_owned(self, split: Split) -> None:
+        """Choose `shop_settings.mostly_owned` on the validation cases, unless the caller has set it."""
+        if split.validation is None or not can(self.model, Matcher):
+            return
+        if "mostly_owned" in self.shop_settings.model_fields_set and not self._chose_share:
+            return
+        share = best_share(self.model, split.validation, Interactions.of(split.train, self.shop.device))
+        if share is not None:
+            self.shop_settings = self.shop_settings.model_copy(update={"mostly_owned": share})
+            self._chose_share = True
+
     def calibrate(self, split: Split) -> None:
-        """Compute `calibration`, `new_bundle_calibration` and `new_bundle_credit` if they are None.
+        """Compute `calibration`, `new_bundle_calibration` and `new_bundle_credit` if they are None. Choose
+        `shop_settings.mostly_owned` on the validation cases if there are enough and nobody has set it.
 
         `split` is the one used by `fit`, which calls this, except with `calibrate=False` or after an
         interruption. For the last two values it trains up to three models for matching, each without some of
         the bundles. `save` writes all values, and does not compute them.
         """
         self.check_same_shop(split)
+        self._choose_mostly_owned(split)
         if self.calibration is None:
             self.calibration = chances.calibrate(self.model, split, self.shop.device)
         probes = self._probes(split)

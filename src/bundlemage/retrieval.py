@@ -49,8 +49,6 @@ CELL_GROWTH = 4
 MOST_OWNED_SKIPPED = 256
 """Maximum number of bundles that a search skips or demotes because the user owns them or most of their items.
 A user with more gets an exact search."""
-MEASURED_BY = ShopSettings(stock="show")
-"""The rules for the answers on which recall is measured."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +93,7 @@ def build_index(
     model: Model,
     shop: Shop,
     least_recall: float,
+    rules: ShopSettings,
     *,
     least_bundles: int,
     most_share: float,
@@ -103,7 +102,8 @@ def build_index(
 ) -> tuple[BundleIndex | None, IndexReport]:
     """Build an index. Returns the index, or None if there are too few bundles for one; and its report.
 
-    The parameters are those of `Asker.use_index`. Raises `RecallError` if the recall is too low.
+    The parameters are those of `Asker.use_index`, and `rules` are the settings of the shop. Raises
+    `RecallError` if the recall is too low.
     """
     for name, share in (("least_recall", least_recall), ("most_share", most_share)):
         if not 0 < share <= 1:
@@ -117,15 +117,13 @@ def build_index(
         if shown < max(1, least_bundles):
             return None, IndexReport(shown, "exact", 1.0, 0, 0.0, time.perf_counter() - began)
         histories = _some_users(shop, seed)
-        index = BundleIndex(searched, shop, factors, histories, most_share, seed, progress)
+        index = BundleIndex(searched, shop, factors, histories, rules, most_share, seed, progress)
         index.take_sample(SAMPLES[0], seed)
         users, ranker = len(histories), shop.bundles().ranker()
         progress(f"exact search for {users:,} users, to measure recall", 0, 0)
         parts = slices(histories, rows_at_a_time(len(ranker.shares), shop.device))
         batches = [batch_of(shop, part, shop.interactions.bundle_item) for part in parts]
-        exact = [
-            (batch, exact_ranking(searched, batch, ranker, MEASURED_AT, MEASURED_BY)) for batch in batches
-        ]
+        exact = [(batch, exact_ranking(searched, batch, ranker, MEASURED_AT, rules)) for batch in batches]
         efforts = [2**step for step in range(index.most_cells.bit_length()) if 2**step < index.most_cells]
         for effort in (*efforts, index.most_cells):
             index.probed = effort
@@ -183,7 +181,7 @@ def _measured(
     errors = []
     for batch, exact in exact_answers:
         k, ranker = exact.positions.shape[1], index.shop.bundles().ranker()
-        ranking, searched, short = index.searched(batch, ranker, k, MEASURED_BY, once=True)
+        ranking, searched, short = index.searched(batch, ranker, k, index.rules, once=True)
         best, indexed = _positions(exact), _positions(ranking)
         same = (best[:, :, None] == indexed[:, None, :]) & (best >= 0)[:, :, None]  # [user, place, place]
         hits += int(same.sum())
@@ -224,6 +222,7 @@ class BundleIndex:
         shop: Shop,
         factors: Factors,
         sample: Histories,
+        rules: ShopSettings,
         most_share: float,
         seed: int,
         progress: Progress,
@@ -231,6 +230,8 @@ class BundleIndex:
         self.model = model
         self.shop = shop
         self.factors = factors
+        self.rules = rules
+        """The rules by which recall is measured."""
         self._hidden = shop.bundles().hidden  # bundles that are never shown are not in the index
         self._views = lru_cache(FILTERS_KEPT)(self._seen)
         members = (self._hidden == 0).nonzero()[:, 0].cpu()
@@ -245,7 +246,7 @@ class BundleIndex:
         users = model.factors_of_users(sample, shop.interactions.bundle_item)
         self._scale = 2 * float(users.square().mean().sqrt()) or 1.0
         batch = batch_of(shop, sample, shop.interactions.bundle_item)
-        self._mean_aside = float(_Aside.of(batch, MEASURED_BY).counts.float().mean())
+        self._mean_aside = float(_Aside.of(batch, rules).counts.float().mean())
         self._cells = self._grouped(members, seed, progress)
 
     @property
@@ -400,13 +401,16 @@ class BundleIndex:
         total = torch.logaddexp(torch.logsumexp(scores, 1), rest)  # [rows]
         order = scores + hidden[positions].to(scores.dtype)
         shown = (ranker.hidden == 0).sum().expand(len(users))
-        order = order + aside.changes(positions, len(contents)).to(order.dtype)
+        changes = aside.changes(positions, len(contents)).to(order.dtype)
+        order = order + changes
         left = shown - aside.left_out(ranker.hidden)
         values, best = top(order, min(k, order.shape[1]), ranker.shares[positions])
         counts = torch.isfinite(values).sum(1)
         chances = (scores.gather(1, best) - total[:, None]).exp()
         ranking = Ranking(positions.gather(1, best), chances, counts, batch.no_history)
-        return ranking, (counts < left.clamp(max=k)) | (aside.counts > MOST_OWNED_SKIPPED)
+        # With more of them than were skipped, a bundle that was not found may be better than a demoted one.
+        uncertain = (aside.counts > past) & ((torch.isfinite(order) & (changes == 0)).sum(1) < k)
+        return ranking, (counts < left.clamp(max=k)) | uncertain
 
     def _search(self, users: Tensor, count: int, cells: int, view: _View) -> Tensor:
         """The positions of the best bundles, in ascending order, as `top` needs it to break ties by id."""

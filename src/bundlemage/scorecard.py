@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bundlemage.core.owned_rule import RuleEffect, effect
 from bundlemage.data.splits import PAD, PROTOCOLS, GenerationCases, MatchingCases, Split, SplitPlan
 from bundlemage.evaluation import (
     Evaluation,
@@ -59,9 +60,24 @@ class Scorecard:
 
     rows: tuple[Evaluation, ...]
     findings: tuple[str, ...] = ()
+    rule: RuleEffect | None = None
+    """What the shop's rule about owned bundles does to the figures. None if matching is not tested."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"test": [row.to_json() for row in self.rows], "findings": list(self.findings)}
+        return {
+            "test": [row.to_json() for row in self.rows],
+            "findings": list(self.findings),
+            "owned_rule": None if self.rule is None else self.rule.to_json(),
+        }
+
+
+def with_rule(card: Scorecard, recommender: Recommender, split: Split) -> Scorecard:
+    """Adds what the shop's rule about owned bundles does to the model's figures."""
+    if split.test is None or card.rows[0].matching is None:
+        return card
+    data = Interactions.of(split.train, recommender.shop.device)
+    found = effect(recommender.model, split.test, data, recommender.shop_settings, split.new_bundles)
+    return replace(card, rule=found)
 
 
 def competitors(recommender: Recommender, split: Split) -> list[Competitor]:
@@ -104,7 +120,7 @@ def scorecard(recommender: Recommender, split: Split, command: Command | None = 
     data = Interactions.of(split.train, recommender.shop.device)
     found = competitors(recommender, split)
     measured = [case_metrics(each.model, split, data) for each in found]
-    return scorecard_of(found, measured, split, command)
+    return with_rule(scorecard_of(found, measured, split, command), recommender, split)
 
 
 def scorecard_of(

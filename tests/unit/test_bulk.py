@@ -105,7 +105,7 @@ class TestEveryone:
 
     def test_of_equally_good_ones_the_first_come_first(self) -> None:
         taken = [[0, 1, 2, 3, 4, 5]] * 3 + [[]]
-        data = dataset_of([[0]] * 4, taken, [[0]] * 6, 1)
+        data = dataset_of([[0]] * 4, taken, [[1]] * 6, 2)
         model = Recommender("popularity", device="cpu").fit(data, SplitPlan("none"))
         rows = by_user(model.recommend_all(4))["u3"]
         assert [row["bundle_id"] for row in rows] == ["b0", "b1", "b2", "b3"]
@@ -132,7 +132,7 @@ class TestEveryone:
         assert sum(map(len, batches)) == 3 * (len(shop.users) - 7)
 
     def test_whoever_has_everything_has_no_row(self) -> None:
-        data = dataset_of([[0], [0], []], [[0, 1], [0], []], [[0], [0]], 1)
+        data = dataset_of([[0], [0], []], [[0, 1], [0], []], [[0], [1]], 2)
         model = Recommender("owned-share", device="cpu").fit(data, SplitPlan("none"))
         found = by_user(model.recommend_all(5))
         assert {user: [row["source"] for row in rows] for user, rows in found.items()} == {

@@ -77,8 +77,8 @@ def live(recommender: Recommender) -> Live:
     return Live(recommender, stock_of(dataset), sales)
 
 
-def ask(live: Live, owned: Owned, k: int = 10, **more: object) -> list[Recommendation]:
-    (answer,) = live.answer([Question(owned, k, **more)])  # type: ignore[arg-type]
+def ask(live: Live, user: Owned, k: int = 10, **more: object) -> list[Recommendation]:
+    (answer,) = live.answer([Question(user, k, **more)])  # type: ignore[arg-type]
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -216,12 +216,12 @@ def test_what_the_model_does_not_know_yet_is_passed_over_and_counted(live: Live)
 
 
 def test_whoever_has_nothing_gets_what_sells_best(live: Live) -> None:
-    answers = ask(live, Owned(), 5)
+    answers = ask(live, Owned(), 5, stock="show")
     assert {answer.source for answer in answers} == {"popular"}
     best = sorted(live.sales.bundles.values(), reverse=True)[:5]
     assert [live.sales.bundles[answer.id] for answer in answers] == best
     fresh = live.after(CatalogueChange(1, [], []), Sales({}, {answers[4].id: 1000}))
-    assert ask(fresh, Owned(), 1)[0].id == answers[4].id
+    assert ask(fresh, Owned(), 1, stock="show")[0].id == answers[4].id
 
 
 def test_similar_bundles_are_those_with_similar_contents(live: Live) -> None:

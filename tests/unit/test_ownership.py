@@ -480,3 +480,86 @@ def test_rows_with_repeats_are_owned_once(model: Recommender, naive: Naive) -> N
     for row, expected in names.items():
         places = owned.values[owned.offsets[row] : owned.offsets[row + 1]].tolist()
         assert [shop.item_name(place) for place in places] == sorted(expected)
+
+
+# ── The choice of the share, and what the rule costs ─────────────────────────────────────────────
+
+
+class TestChoice:
+    @pytest.fixture(scope="class")
+    def split(self) -> Any:
+        return SplitPlan().divide(small_shop(users=500, bundles=60, bundles_per_user=6.0))
+
+    def test_training_takes_the_best_share(self, split: Any) -> None:
+        from bundlemage.core import owned_rule
+        from bundlemage.core.owned_rule import SHARES, best_share, effect
+        from bundlemage.models.base import Interactions
+
+        model = Recommender("ease", device="cpu").fit(split, progress=False, calibrate=False)
+        data = Interactions.of(split.train, model.shop.device)
+        cases = split.validation
+        assert len(cases) >= owned_rule.FEWEST_CASES
+        figures = {
+            share: effect(model.model, cases, data, ShopSettings(mostly_owned=share)).with_rule
+            for share in SHARES
+        }
+        best = best_share(model.model, cases, data)
+        assert best is not None
+        assert figures[best] == max(figures.values())
+        assert best == max(share for share in SHARES if figures[share] == figures[best])
+        model._choose_mostly_owned(split)
+        assert model.shop_settings.mostly_owned == best
+        # What the user has set stays.
+        model.shop_settings = ShopSettings(mostly_owned=0.8)
+        model._chose_share = False
+        model._choose_mostly_owned(split)
+        assert model.shop_settings.mostly_owned == 0.8
+        assert best_share(model.model, cases.chosen(np.arange(100)), data) is None
+
+    def test_the_effect_is_that_of_the_answers(self, split: Any) -> None:
+        """nDCG@5 computed from the answers for the histories of the training part."""
+        from bundlemage.core.owned_rule import effect
+        from bundlemage.models.base import Interactions
+
+        model = Recommender("ease", device="cpu").fit(split, progress=False, calibrate=False)
+        train, cases = split.train, split.test
+        data = Interactions.of(train, model.shop.device)
+        rule = ShopSettings(mostly_owned=0.5, stock="show")
+        found = effect(model.model, cases, data, rule)
+        gains = []
+        model.shop_settings = rule
+        for row, user in enumerate(cases.users.tolist()):
+            items, bundles = (
+                [ids[place] for place in matrix[user].indices]
+                for matrix, ids in ((train.user_item, train.items), (train.user_bundle, train.bundles))
+            )
+            answers = [each.id for each in model.recommend(History(items, bundles), 5)]
+            wanted = {train.bundles[place] for place in cases.positives[row].indices}
+            gain = sum(1 / math.log2(place + 2) for place, name in enumerate(answers) if name in wanted)
+            ideal = sum(1 / math.log2(place + 2) for place in range(min(5, len(wanted))))
+            gains.append(gain / ideal)
+        if cases.candidates is None:
+            assert found.with_rule == pytest.approx(float(np.mean(gains)), abs=2e-3)
+        assert "owned=demote" in str(found)
+        shown = effect(model.model, cases, data, ShopSettings(owned="show"))
+        assert shown.with_rule == shown.without == found.without
+
+
+def test_tables_of_repeat_purchases_are_noticed(tmp_path: Any) -> None:
+    from bundlemage import read
+
+    def written(name: str, pairs: list[tuple[int, int]]) -> list[str]:
+        folder = tmp_path / name
+        folder.mkdir()
+        for table, key in (("user_item", "item"), ("user_bundle", "bundle")):
+            rows = pairs if key == "item" else [(user, user % 3) for user in range(60)]
+            lines = "".join(f"u{one},{key[0]}{other}\n" for one, other in rows)
+            (folder / f"{table}.csv").write_text(f"user_id,{key}_id\n{lines}")
+        (folder / "bundle_item.csv").write_text("bundle_id,item_id\nb0,i0\nb1,i1\nb2,i2\n")
+        return [problem.kind for problem in read(folder).warnings]
+
+    once = [(user, item) for user in range(60) for item in range(3)]
+    assert "bought-again" not in written("once", once)
+    assert "bought-again" in written("again", once + once[:40])
+    assert "bought-again" not in written("twice", once + once)
+    assert "bought-again" not in written("a few", once + once[:5])

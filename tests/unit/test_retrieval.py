@@ -19,6 +19,7 @@ from bundlemage.errors import ConfigError, MissingExtraError, RecallError, Unsup
 from bundlemage.models.base import Histories
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.retrieval import IndexReport
+from bundlemage.wire.shop import ShopSettings
 from tests.small_shop import PLAIN, QUICK, dataset_of, small_shop
 
 BUNDLES = 2_000
@@ -34,6 +35,7 @@ def fitted(dataset: BundleDataset, **settings: Any) -> Recommender:
     """A model whose vectors tell bundles apart: after an epoch or two, sales alone would rank."""
     recommender = Recommender(**QUICK | PLAIN | {"epochs": 1} | settings)
     recommender.fit(dataset, SplitPlan("none"), progress=False)
+    recommender.shop_settings = ShopSettings(mostly_owned=1, stock="show")
     model = recommender.model
     assert isinstance(model, BundleMage)
     with torch.no_grad():
@@ -77,10 +79,11 @@ def true_scores(recommender: Recommender) -> np.ndarray[Any, Any]:
 
 
 def allowed_scores(recommender: Recommender) -> np.ndarray[Any, Any]:
-    """As `true_scores`, -∞ for what a user has, and for bundles without items."""
-    scores = true_scores(recommender)
-    scores[recommender.dataset.user_bundle.toarray() > 0] = -np.inf
-    scores[:, np.diff(recommender.dataset.bundle_item.indptr) == 0] = -np.inf
+    """As `true_scores`, -∞ for bundles of which a user owns all items, and for bundles without items."""
+    scores, data = true_scores(recommender), recommender.dataset
+    inside = data.bundle_item.toarray()
+    owned = (data.user_item.toarray() + data.user_bundle.toarray() @ inside) > 0
+    scores[owned.astype(np.float32) @ inside.T == inside.sum(1)] = -np.inf
     return scores
 
 
@@ -270,6 +273,7 @@ class TestAnswers:
         inside = [[0, 1]] * 40
         dataset = dataset_of([[0], [1]], [[3], [5]], inside, 2)
         recommender = Recommender(**QUICK).fit(dataset, SplitPlan("none"), progress=False)
+        recommender.shop_settings = ShopSettings(owned="show")  # the users own everything
         exact = recommender.recommend("u0", 50, owned="show")
         recommender.use_index(1e-9, most_share=1.0, **SMALL)
         found = recommender.recommend("u0", 50, owned="show")

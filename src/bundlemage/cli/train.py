@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ from bundlemage.cli.options import (
     Tables,
 )
 from bundlemage.cli.texts import key_values, label, only_given, settings
-from bundlemage.errors import BundleMageError, ConfigError, NoModelYetError
+from bundlemage.errors import BundleMageError, ConfigError, NoModelYetError, Problem
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def train(
     from bundlemage.scorecard import commands, scorecard
     from bundlemage.training.checkpoint import RunFolder
     from bundlemage.training.history import EpochProgress, TensorBoard
+    from bundlemage.wire.shop import ShopSettings
 
     options = {"epochs": epochs, "seed": seed, "device": device}
     chosen = (Recipe.find(recipe) if recipe else Recipe(AUTO)).changed(
@@ -132,6 +133,7 @@ def train(
     with show.notes.status(f"reading {label(location)}"):
         split = job.split
     show.warn(*job.source.warnings)
+    _warn_bought_again(job.source.warnings, ShopSettings().owned)
     _announce(split, f"{chosen.ensemble} × {chosen.model}" if chosen.ensemble > 1 else chosen.model, final)
     logs = [TensorBoard(tensorboard)] if tensorboard else []
     with Shown(show.notes) as progress:
@@ -177,6 +179,15 @@ def train(
         raise typer.Exit(130)
 
 
+def _warn_bought_again(problems: Sequence[Problem], owned: str) -> None:
+    """Warn if customers seem to buy the same things again, and the shop does not show what they own."""
+    from bundlemage.readers.assemble import BOUGHT_AGAIN
+
+    for problem in problems:
+        if problem.kind == BOUGHT_AGAIN and owned != "show":
+            show.warn(str(problem))
+
+
 def _report(recommender: Recommender, card: Scorecard) -> Iterator[RenderableType]:
     """What training has found: curves, figures beside those of closed forms, the choice, their meaning."""
     from bundlemage.training.history import SELECTION_METRIC
@@ -185,6 +196,8 @@ def _report(recommender: Recommender, card: Scorecard) -> Iterator[RenderableTyp
     yield show.evaluations(card.rows)
     for line in recommender.choice_in_words():
         yield show.plain(line)
+    if card.rule is not None:
+        yield show.plain(card.rule)
     for text in card.findings:
         yield f"[yellow]note:[/] {show.plain(text)}"
     for about in (recommender.new_bundle_credit, recommender.new_bundle_calibration):
@@ -235,6 +248,8 @@ def evaluate(
     show.out.print(show.evaluations(card.rows))
     for line in job.recommender.choice_in_words():
         show.say(show.plain(line))
+    if card.rule is not None:
+        show.say(show.plain(card.rule))
     for text in card.findings:
         show.say(f"[yellow]note:[/] {show.plain(text)}")
     show.caveats(job.split.dataset)

@@ -28,7 +28,15 @@ from bundlemage.models.base import Completer, Interactions, Matcher, can
 from bundlemage.progress import Progress
 from bundlemage.readers.load import is_sample, read
 from bundlemage.recommender import Recommender
-from bundlemage.scorecard import Command, Competitor, Scorecard, commands, competitors, scorecard_of
+from bundlemage.scorecard import (
+    Command,
+    Competitor,
+    Scorecard,
+    commands,
+    competitors,
+    scorecard_of,
+    with_rule,
+)
 
 Task: TypeAlias = Literal["matching", "generation"]
 
@@ -160,7 +168,8 @@ def evaluate(job: EvaluationJob, workers: Workers, progress: Progress) -> Scorec
         done += len(chunk.cases)
         progress("cases", done, total)
     measured = [{task: _joined(parts) for task, parts in tasks.items()} for tasks in by_model]
-    return scorecard_of(job.models, measured, job.split, job.command)
+    card = scorecard_of(job.models, measured, job.split, job.command)
+    return with_rule(card, job.recommender, job.split)
 
 
 def _joined(parts: list[PerCase]) -> PerCase:

@@ -94,7 +94,8 @@ def assemble(
                 problems.append(unknown_id(column, value, more, place, checked[other].where))
     if any(problem.severity == "error" for problem in problems):
         raise DataError(problems)
-    return Source(_dataset(checked, name), warnings=tuple(problems))
+    dataset, again = _dataset(checked, name)
+    return Source(dataset, warnings=(*problems, *again))
 
 
 CROSSINGS = (
@@ -121,7 +122,34 @@ def unknown_id(column: str, value: str, more: int, place: tuple[str, int], known
     return Problem(kind, where, f"{fault} {known_where}", fix, line, value, more, severity="warning")
 
 
-def _dataset(tables: Mapping[str, TableData], name: str) -> BundleDataset:
+BOUGHT_AGAIN = "bought-again"
+"""The kind of the note that customers of a shop buy the same things again."""
+LEAST_AGAIN, LEAST_REPEATS = 0.05, 20
+"""A table has this note if at least this share of its rows, and so many rows, repeat an earlier pair."""
+
+
+def _bought_again(table: TableData, rows: Any, columns: Any, matrix: Any) -> list[Problem]:
+    """Returns a note if many rows of a table of purchases repeat an earlier pair, as in a shop whose
+    customers buy the same things again. If all pairs occur equally often, the table is only a copy of itself.
+    """
+    repeats = len(rows) - matrix.nnz
+    if repeats < max(LEAST_REPEATS, LEAST_AGAIN * len(rows)):
+        return []
+    times = np.unique(rows.astype(np.int64) * matrix.shape[1] + columns, return_counts=True)[1]
+    if times.min() == times.max():
+        return []
+    what = "item" if "item_id" in table.columns else "bundle"
+    article, pairs = "an" if what == "item" else "a", int((times > 1).sum())
+    message = (
+        f"{repeats:,} of {len(rows):,} rows repeat an earlier pair of a user and {article} {what} "
+        f"({pairs:,} pairs; each counts once), so customers seem to buy the same things again"
+    )
+    fix = "If they do, train with --shop owned=show: then nothing is left out because a user owns it"
+    return [Problem(BOUGHT_AGAIN, table.where, message, fix, severity="note")]
+
+
+def _dataset(tables: Mapping[str, TableData], name: str) -> tuple[BundleDataset, list[Problem]]:
+    """Returns the data set, and notes about it."""
     vocabularies = {}
     for kind in ("user", "item", "bundle"):
         mentioned = (
@@ -129,12 +157,15 @@ def _dataset(tables: Mapping[str, TableData], name: str) -> BundleDataset:
         )
         vocabularies[f"{kind}_id"] = Vocabulary(kind, canonical_order(set().union(*mentioned)))
     matrices: dict[str, Any] = {}
+    again: list[Problem] = []
     for table in REQUIRED:
         (row_key, rows), (column_key, columns) = tables[table].columns.items()
         shape = len(vocabularies[row_key]), len(vocabularies[column_key])
         row_positions = vocabularies[row_key].positions(rows.values)[rows.codes]
         column_positions = vocabularies[column_key].positions(columns.values)[columns.codes]
         matrices[table] = binary_matrix(row_positions, column_positions, shape)
+        if row_key == "user_id":
+            again += _bought_again(tables[table], row_positions, column_positions, matrices[table])
     catalogue_tables: dict[str, pa.Table] = {}
     for table, schema in CATALOGUE_SCHEMAS.items():
         vocabulary = vocabularies[schema.names[0]]
@@ -143,7 +174,7 @@ def _dataset(tables: Mapping[str, TableData], name: str) -> BundleDataset:
             if table in tables
             else empty_catalogue(schema, vocabulary)
         )
-    return BundleDataset(
+    dataset = BundleDataset(
         **matrices,
         users=vocabularies["user_id"],
         items=vocabularies["item_id"],
@@ -151,6 +182,7 @@ def _dataset(tables: Mapping[str, TableData], name: str) -> BundleDataset:
         catalogue=Catalogue(**catalogue_tables) if tables.keys() & CATALOGUE_SCHEMAS.keys() else None,
         name=name,
     )
+    return dataset, again
 
 
 # Data frames

@@ -85,7 +85,8 @@ class ShopSettings(BaseModel):
     bundle that is wholly owned is left out, and one that is mostly owned is ranked by what it adds. `hide`:
     both are left out. `show`: nothing changes, as in shops whose customers buy the same things again."""
     mostly_owned: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """A bundle is mostly owned if the user owns at least this share of its items."""
+    """A bundle is mostly owned if the user owns at least this share of its items. Training chooses the share
+    that is best on validation cases if there are enough of them and it is not set."""
     stock: StockRule = "last"
     """What happens to a bundle with a sold-out item: it is ranked after all others (`last`), left out
     (`hide`) or ranked like any other (`show`)."""
@@ -118,6 +119,6 @@ class ShopSettings(BaseModel):
         """Returns a copy with other values. Raises a `ConfigError` that names every wrong one."""
         together = {**self.model_dump(), **values}
         try:
-            return self.model_validate(together)
+            return self.model_validate({**self.model_dump(exclude_unset=True), **values})
         except ValidationError as error:
             raise config_error(error, together, type(self).model_fields) from None
