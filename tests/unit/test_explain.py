@@ -208,7 +208,8 @@ class TestMalformed:
             model.explain("u0007", item="g0001", items=["g0001"])
 
     def test_a_model_that_does_not_do_it_says_so(self) -> None:
-        for learned, wrong in (("matching", {"item": "g0001"}), ("generation", {"bundle": "b0001"})):
+        cases: Any = (("matching", {"item": "g0001"}), ("generation", {"bundle": "b0001"}))
+        for learned, wrong in cases:
             half = Recommender(**QUICK, tasks=learned).fit(small_shop(), progress=False)
             with pytest.raises(UnsupportedError):
                 half.explain("u0007", **wrong)
