@@ -24,6 +24,7 @@ from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, Catalogue, catal
 from bundlemage.models.base import Completer, Embedder, Histories, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.sample.generate import Tastes
+from bundlemage.wire.design_answers import Details, Explanation
 from tests.small_shop import dataset_of
 
 Request: TypeAlias = dict[str, Any]
@@ -554,6 +555,12 @@ def wrongly_refused(goods: Goods, owned: frozenset[str], request: Request, error
 # ── Reasons ──────────────────────────────────────────────────────────────────────────────────────
 
 
+def numbers(told: Explanation) -> Details:
+    """The numbers of an explanation, which has them."""
+    assert told.details is not None
+    return told.details
+
+
 def taste_of_reasons(model: Recommender, tastes: Tastes, kind: str, users: int) -> tuple[float, float, int]:
     """How often the strongest reason has the genre of what is explained, how often any would, and of how
     many. An item is the best completion of half a bundle of the user."""
@@ -576,7 +583,7 @@ def taste_of_reasons(model: Recommender, tastes: Tastes, kind: str, users: int) 
         else:
             name = model.recommend(user, 1)[0].id
             told = model.explain(user, bundle=name)
-        same = [genre(reason.kind, reason.id) == genre(kind, name) for reason in told.reasons]
+        same = [genre(reason.kind, reason.id) == genre(kind, name) for reason in numbers(told).reasons]
         hits, chance, asked = hits + same[0], chance + sum(same) / len(same), asked + 1
     return hits / asked, chance / asked, asked
 

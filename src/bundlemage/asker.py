@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
@@ -20,6 +21,7 @@ from bundlemage.core.shop import Candidates, RecommendedBundle, RecommendedItem,
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
 from bundlemage.designer.explain import Explainer
+from bundlemage.designer.sentences import Sentences
 from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
 from bundlemage.models.base import Completer, Embedder, Gated, Histories, Matcher, Model, require
 from bundlemage.models.ragged import Ragged
@@ -27,6 +29,7 @@ from bundlemage.progress import Progress, in_silence
 from bundlemage.retrieval import LEAST_BUNDLES, BundleIndex, IndexReport, build_index
 from bundlemage.wire.design import DesignRequest
 from bundlemage.wire.design_answers import BundleForecast, Designs, Explanation
+from bundlemage.wire.requests import Audience
 from bundlemage.wire.shop import OwnedRule, ShopSettings, StockRule
 
 Row = TypeVar("Row")
@@ -198,9 +201,9 @@ class Asker:
 
         def batches() -> Iterator[Batch]:
             for part in self._in_batches(cases, k, len(candidates.ids)):
-                partial = [self.shop.item_positions(items) for _, items in part]
+                inside = [self.shop.item_positions(items) for _, items in part]
                 users = [user for user, _ in part]
-                given = Ragged.from_lists(partial, self.shop.device)
+                given = Ragged.from_lists(inside, self.shop.device)
                 yield batch_of(self.shop, *self._encode(users), given, users)
 
         return [
@@ -257,32 +260,57 @@ class Asker:
         """
         require(self.model, Completer)
         request = DesignRequest.of(**conditions) if request is None else request
-        question = (*self._encode([user]), request, self.shop_settings, progress)
+        sentences = self._sentences(request.language, request.to)
+        histories, contents = self._encode([user])
+        explainer = partial(Explainer, self.model, self.shop, user, histories, contents, sentences, progress)
+        question = (histories, contents, request, self.shop_settings, explainer, progress)
         return design(self.model, self.shop, *question, own_costs=own_costs)
 
     def explain(
-        self, user: User, *, bundle: Id | None = None, item: Id | None = None, items: Sequence[Id] = ()
+        self,
+        user: User,
+        *,
+        bundle: Id | None = None,
+        item: Id | None = None,
+        items: Sequence[Id] = (),
+        language: str | None = None,
+        to: Audience = "customer",
     ) -> Explanation:
-        """Returns the reasons why `bundle` is recommended to a user, or why `item` is added to `items`.
+        """Returns the reason why `bundle` is recommended to a user, or why `item` is added to `items`.
 
-        Each of the user's items and bundles, and each of `items`, is a possible reason. The model scores
-        again without it: the more the score falls, the stronger the reason. The strongest comes first.
+        `words` is a sentence for the customer ("you have") or, with `to="shop"`, about the customer ("they
+        have"). Its language is that of the shop's locale, unless `language` names another one, such as `de`.
+        `evidence` has the same facts as codes and parameters. `details` has the numbers: the model scores
+        again without each of the user's items and bundles, and without each of `items`.
         """
         if (bundle is None) == (item is None) or (items and item is None):
             raise ConfigError("explain either a 'bundle', or an 'item' as an addition to 'items'")
         if bundle is not None:
-            return self.explain_bundles(user, [bundle])[0]
+            return self.explain_bundles(user, [bundle], language=language, to=to)[0]
         require(self.model, Completer)
-        place, partial = self.dataset.items.position(str(item)), tuple(self.shop.item_positions(items))
-        return Explainer(self.model, self.shop, *self._encode([user])).item(place, partial)
+        sentences = self._sentences(language, to)
+        place, inside = self.dataset.items.position(str(item)), tuple(self.shop.item_positions(items))
+        return Explainer(self.model, self.shop, user, *self._encode([user]), sentences).item(place, inside)
 
     def explain_bundles(
-        self, user: User, bundles: Sequence[Id], *, progress: Progress = in_silence
+        self,
+        user: User,
+        bundles: Sequence[Id],
+        *,
+        language: str | None = None,
+        to: Audience = "customer",
+        progress: Progress = in_silence,
     ) -> list[Explanation]:
-        """Returns the reasons why each of the bundles is recommended to a user, in the same order."""
+        """Returns the reason why each of the bundles is recommended to a user, in the same order."""
         require(self.model, Matcher)
+        sentences = self._sentences(language, to)
         places = [self.shop.bundle_position(bundle) for bundle in bundles]
-        return Explainer(self.model, self.shop, *self._encode([user]), progress).bundles(places)
+        encoded = self._encode([user])
+        return Explainer(self.model, self.shop, user, *encoded, sentences, progress).bundles(places)
+
+    def _sentences(self, language: str | None, to: Audience) -> Sentences:
+        """Raises `ConfigError` if there are no sentences in this language."""
+        return Sentences(language, to, self.shop_settings.locale)
 
     def score_bundle(
         self,

@@ -490,6 +490,22 @@ class LiveShop(Shop):
         known = self.dataset.items.known_positions
         return sorted({known[name] for name in map(str, items) if name in known})
 
+    def items_of(self, user: User) -> frozenset[str]:
+        """The ids of the items that a user has, alone or in a bundle, also of items newer than the model."""
+        history = user if isinstance(user, History) else History()
+        bundles = (self.stock.bundles.get(str(name)) for name in history.bundles)
+        inside = (bundle.items for bundle in bundles if bundle is not None)
+        return frozenset(chain(map(str, history.items), *inside))
+
+    def items_in(self, bundle: int) -> frozenset[str]:
+        """The ids of the items of the bundle at a position, also of items newer than the model."""
+        return frozenset(self.stock.bundles[self.dataset.bundles[bundle]].items)
+
+    def facts_of_item(self, item: str) -> Facts:
+        """What the catalogue says about an item."""
+        record = self.stock.items.get(item)
+        return Facts(record.title, record.price, tuple(record.tags)) if record else Facts()
+
     def bundle_position(self, bundle: Id) -> int:
         """The position of a bundle. Raises UnknownIdError if the model knows none of its items."""
         place = self.rows.place(str(bundle))

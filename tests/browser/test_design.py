@@ -85,15 +85,16 @@ def test_bundles_within_a_budget_and_with_a_tag_are_proposed_explained_taken_and
     first = proposals(page).first.locator(".proposed-item").first
     rest = [item for item in bundles[0] if item != bundles[0][0]]
     question = {"user_id": "u0007", "item": bundles[0][0], "items": rest}
+    question |= {"to": "shop", "details": True}
     why = service.api.post("/v1/explain", json=question).json()["explanations"][0]["why"]
     expect(first.locator(".model-why > p")).to_have_text(why["words"])
     expect(first.locator(".reasons")).to_be_hidden()
     first.locator("summary").click()
-    strongest = why["reasons"][0]
+    strongest = why["details"]["reasons"][0]
     expect(first.locator(".reasons tbody tr").first).to_contain_text(strongest["title"])
     expect(first.locator(".reasons td").first).to_have_text(f"×{math.exp(strongest['effect']):.2f}")
     expect(first.locator(".gate .unseen")).to_have_text(
-        f"items {why['gate']:.0%}, bundles {1 - why['gate']:.0%}"
+        f"items {why['details']['gate']:.0%}, bundles {1 - why['details']['gate']:.0%}"
     )
 
     page.get_by_role("button", name="Take proposal 2").click()
@@ -269,7 +270,9 @@ def test_cards_of_the_shop_say_why_in_the_models_own_words(visit: Visit, service
     page = visit.open("/?user=u0007")
     expect(page.locator(".card .model-why")).to_have_count(12)
     shown = [card.get_attribute("data-bundle") for card in page.locator(".card[data-bundle]").all()]
-    told = service.api.post("/v1/explain", json={"user_id": "u0007", "bundles": shown}).json()
+    told = service.api.post(
+        "/v1/explain", json={"user_id": "u0007", "bundles": shown, "to": "shop", "details": True}
+    ).json()
     for each in told["explanations"]:
         card = page.locator(f"[data-bundle={each['id']}]")
         expect(card.locator(".model-why > p")).to_have_text(each["why"]["words"])
@@ -277,7 +280,7 @@ def test_cards_of_the_shop_say_why_in_the_models_own_words(visit: Visit, service
     card.get_by_text("In numbers").click()  # and not the card that opens when it is clicked elsewhere
     expect(page.get_by_role("dialog")).to_be_hidden()
     expect(card.locator(".reasons tbody tr").first).to_contain_text(
-        told["explanations"][0]["why"]["reasons"][0]["title"]
+        told["explanations"][0]["why"]["details"]["reasons"][0]["title"]
     )
     # What is shown because it sells was not chosen for anything.
     page.get_by_role("button", name="Clear the user").click()

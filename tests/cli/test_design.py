@@ -12,6 +12,7 @@ import pytest
 from bundlemage.designer import conflict
 from bundlemage.recommender import Recommender
 from tests.cli.run import run, run_json
+from tests.designing import numbers
 from tests.small_shop import QUICK, small_shop
 
 
@@ -186,24 +187,27 @@ def test_a_wrong_wish_is_told(folder: Path, user: str, arguments: list[str], wor
 
 def test_reasons_are_those_of_the_recommender(model: Recommender, folder: Path, user: str) -> None:
     bundle = model.recommend(user, 1)[0].id
-    expected = model.explain(user, bundle=bundle)
-    told: dict[str, Any] = run_json("explain", folder, "--user", user, "--bundle", bundle)
+    explained = model.explain(user, bundle=bundle)
+    expected = numbers(explained)
+    told: dict[str, Any] = run_json("explain", folder, "--user", user, "--bundle", bundle, "--details")
     assert (told["user"], told["bundle"]) == (user, bundle)
-    assert told["fit"] == pytest.approx(expected.fit, abs=1e-5)
-    assert told["words"] == expected.words
-    assert {(each["kind"], each["id"]) for each in told["reasons"]} == {
+    assert told["details"]["fit"] == pytest.approx(expected.fit, abs=1e-5)
+    assert told["words"] == explained.words
+    assert {(each["kind"], each["id"]) for each in told["details"]["reasons"]} == {
         (each.kind, each.id) for each in expected.reasons
     }
-    table = flat(run("explain", folder, "--user", user, "--bundle", bundle, "--most", 2).stdout)
+    table = flat(run("explain", folder, "--user", user, "--bundle", bundle, "--details", "--most", 2).stdout)
     assert expected.gate is not None
     assert f"weight of the item history {expected.gate:.0%}, of the bundle history" in table
     assert expected.reasons[0].id in table
     assert f"and {len(expected.reasons) - 2} more" in table
 
     item, inside = model.dataset.items[4], list(model.dataset.items)[:2]
-    told = run_json("explain", folder, "--user", user, "--item", item, "--items", ",".join(inside))
+    told = run_json(
+        "explain", folder, "--user", user, "--item", item, "--items", ",".join(inside), "--details"
+    )
     assert told["items"] == inside
-    partial = {each["id"] for each in told["reasons"] if each["kind"] == "partial"}
+    partial = {each["id"] for each in told["details"]["reasons"] if each["kind"] == "partial"}
     assert partial == set(inside)
 
 

@@ -14,6 +14,7 @@ from bundlemage.designer import conflict
 from bundlemage.recommender import Recommender
 from bundlemage.service.routes import design
 from bundlemage.wire.design import DesignIn, DesignRequest
+from tests.designing import numbers
 from tests.service.running import Inside, copied, inside, ok, problem
 
 SOMEONE = "u0007"
@@ -56,6 +57,7 @@ def test_a_design_keeps_its_budget_and_tags_and_is_that_of_the_recommender(
             tags={"at_least": {"Seafaring": 2}, "at_most": {"Horror": 0}},
             discount=0.2,
             n=3,
+            details=True,
         )
     )
     assert answer["user_id"] == SOMEONE
@@ -97,11 +99,12 @@ def test_a_design_keeps_its_budget_and_tags_and_is_that_of_the_recommender(
     why, designed = answer["bundles"][0]["items"][1]["why"], expected[0].items[1].why
     assert designed is not None
     assert why["words"] == designed.words
-    assert (why["fit"], why["gate"]) == (near(designed.fit), near(designed.gate or 0))
+    why, told = why["details"], numbers(designed)
+    assert (why["fit"], why["gate"]) == (near(told.fit), near(told.gate or 0))
     assert len(why["reasons"]) == 10
-    assert why["more"] == len(designed.reasons) - 10
+    assert why["more"] == len(told.reasons) - 10
     assert [reason["effect"] for reason in why["reasons"]] == [
-        near(reason.effect) for reason in designed.reasons[:10]
+        near(reason.effect) for reason in told.reasons[:10]
     ]
 
 
@@ -200,14 +203,15 @@ def test_reasons_for_bundles_are_those_of_the_recommender(
     client: httpx.Client, recommender: Recommender
 ) -> None:
     names = [each.id for each in recommender.recommend(SOMEONE, 3)]
-    body = {"user_id": SOMEONE, "bundles": names}
+    body = {"user_id": SOMEONE, "bundles": names, "details": True}
     answer = ok(client.post("/v1/explain", json=body))
     assert answer["history"] == {"items": 14, "bundles": 4, "not_in_model": 0}
     assert [each["id"] for each in answer["explanations"]] == names
     for each in answer["explanations"]:
-        expected, why = recommender.explain(SOMEONE, bundle=each["id"]), each["why"]
+        explained, words = recommender.explain(SOMEONE, bundle=each["id"]), each["why"]["words"]
+        expected, why = numbers(explained), each["why"]["details"]
         assert each["title"] == ok(client.get(f"/v1/bundles/{each['id']}"))["title"]
-        assert (why["fit"], why["words"]) == (near(expected.fit), expected.words)
+        assert (why["fit"], words) == (near(expected.fit), explained.words)
         assert (len(why["reasons"]), why["more"], why["not_asked"]) == (18, 0, 0)
         found = {(reason["kind"], reason["id"]): reason for reason in why["reasons"]}
         for reason in expected.reasons:
@@ -221,24 +225,24 @@ def test_a_reason_is_what_its_absence_changes(client: httpx.Client) -> None:
     user = ok(client.get(f"/v1/users/{SOMEONE}"))
     history = {kind: [each["id"] for each in user[kind]] for kind in ("items", "bundles")}
     asked_for = {"item": "g0401", "items": ["g0022", "g0004"]}
-    body = {"history": history, **asked_for}
+    body = {"history": history, **asked_for, "details": True}
     (whole,) = ok(client.post("/v1/explain", json=body))["explanations"]
-    kinds = {reason["kind"] for reason in whole["why"]["reasons"]}
+    kinds = {reason["kind"] for reason in whole["why"]["details"]["reasons"]}
     assert kinds == {"item", "bundle", "partial"}
     for kind in kinds:
-        reason = next(each for each in whole["why"]["reasons"] if each["kind"] == kind)
+        reason = next(each for each in whole["why"]["details"]["reasons"] if each["kind"] == kind)
         less = {name: [each for each in given if each != reason["id"]] for name, given in history.items()}
         left = [each for each in asked_for["items"] if kind != "partial" or each != reason["id"]]
-        again = {"history": less, "item": "g0401", "items": left}
+        again = {"history": less, "item": "g0401", "items": left, "details": True}
         (without,) = ok(client.post("/v1/explain", json=again))["explanations"]
-        assert without["why"]["fit"] == near(reason["without"])
+        assert without["why"]["details"]["fit"] == near(reason["without"])
 
 
 def test_a_long_history_has_more_reasons_than_are_told(client: httpx.Client) -> None:
     items = [item["id"] for item in ok(client.get("/v1/items", params={"limit": 120}))["items"]]
-    body = {"history": {"items": items}, "bundles": ["b0013"]}
+    body = {"history": {"items": items}, "bundles": ["b0013"], "details": True}
     (found,) = ok(client.post("/v1/explain", json=body))["explanations"]
-    assert (len(found["why"]["reasons"]), found["why"]["more"]) == (100, 20)
+    assert (len(found["why"]["details"]["reasons"]), found["why"]["details"]["more"]) == (100, 20)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from bundlemage.store.repository import Store
 from bundlemage.training.choice import Choice
 from bundlemage.training.closed_forms import CLOSED_FORMS
 from tests.cli.run import TINY, run, run_json
+from tests.designing import numbers
 from tests.forged import changed, forge
 from tests.service.running import inside, new_key, ok
 from tests.small_shop import QUICK, dataset_of, small_shop
@@ -317,8 +318,8 @@ class TestAnswers:
     def test_it_explains(self, closed: Recommender) -> None:
         """The most likely bundle has a reason: something that the user has speaks for it."""
         best = closed.recommend("u0001", 1)[0].id
-        assert closed.explain("u0001", bundle=best).reasons
-        assert closed.explain("u0001", item="g0009", items=["g0001", "g0005"]).reasons
+        assert numbers(closed.explain("u0001", bundle=best)).reasons
+        assert numbers(closed.explain("u0001", item="g0009", items=["g0001", "g0005"])).reasons
 
     def test_it_designs(self, closed: Recommender) -> None:
         designs = closed.design("u0001", size=3, n=2).bundles

@@ -33,6 +33,7 @@ from bundlemage.studies.reproduction import table_plans
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochProgress, EpochRecord, Observer, TensorBoard, kept
 from tests.cli.run import BUNDLEMAGE, run, run_json
+from tests.designing import numbers
 from tests.small_shop import QUICK, small_shop
 from tests.unit.test_compare import run_cell
 from tests.unit.test_live import owned_by, stock_of
@@ -369,13 +370,13 @@ class TestAnswers:
         fits = {}
         for items in (["g0002", "g0011"], ["g0011"]):
             explained = three.explain(History(items, ["b0004"]), bundle="b0001")
-            fits[len(items)] = explained.fit
+            fits[len(items)] = numbers(explained).fit
             if len(items) == 2:
-                reason = next(one for one in explained.reasons if one.id == "g0002")
+                reason = next(one for one in numbers(explained).reasons if one.id == "g0002")
         assert reason.without == pytest.approx(fits[1], abs=1e-5)
         assert reason.effect == pytest.approx(fits[2] - fits[1], abs=1e-5)
-        assert 0 < (explained.gate or 0) < 1
-        assert three.explain("u0001", item="g0003", items=["g0001"]).reasons
+        assert 0 < (numbers(explained).gate or 0) < 1
+        assert numbers(three.explain("u0001", item="g0003", items=["g0001"])).reasons
 
     def test_a_design_and_a_forecast(self, three: Recommender) -> None:
         designs = three.design("u0001", start=["g0003"], size=(3, 4), diversity=0.5, n=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import exp
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.columns import Columns
 from rich.console import Group, RenderableType
@@ -18,7 +18,7 @@ from bundlemage.cli.texts import ids
 from bundlemage.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bundlemage.wire.design_answers import BundleForecast, Design, Explanation
+    from bundlemage.wire.design_answers import BundleForecast, Design, Details
     from bundlemage.wire.shop import ShopSettings
 
 REQUEST = FromModel(
@@ -26,7 +26,8 @@ REQUEST = FromModel(
     panel="Conditions",
     panels={
         "start": None,
-        **dict.fromkeys(("discount", "diversity", "margin", "costs", "n", "apart", "reasons"), "Preferences"),
+        **dict.fromkeys(("discount", "diversity", "margin", "costs", "n", "apart"), "Preferences"),
+        **dict.fromkeys(("reasons", "language", "to"), "Reasons"),
         **dict.fromkeys(("method", "seed", "time_limit"), "The search"),
     },
     names={
@@ -79,13 +80,16 @@ def explain(
     bundle: str | None = None,
     item: str | None = None,
     items: list[str] | None = None,
+    language: str | None = None,
+    to: Literal["customer", "shop"] = "customer",
+    details: bool = False,
     most: Count = 10,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Explain why a bundle fits a user, or why an item fits a bundle.
+    """Explain in a sentence why a bundle fits a user, or why an item fits a bundle.
 
-    For this, the score is computed again without each of the user's items and bundles in turn.
+    With --details, the score is shown without each of the user's items and bundles in turn.
 
     If an id contains a comma, write it in double quotes inside the list: '"Tea, green",7'.
 
@@ -93,7 +97,10 @@ def explain(
         --bundle ID: The bundle to explain.
         --item ID: Instead of --bundle: the item to explain.
         --items ID,ID: With --item: the items of the bundle.
-        --most N: Maximum number of reasons to show.
+        --language LANGUAGE: Language of the sentence, such as de. The default is that of the shop's locale.
+        --to AUDIENCE: Who reads the sentence: customer ("you have") or shop ("they have").
+        --details: Show the numbers behind the sentence, too.
+        --most N: With --details: maximum number of effects to show.
     """
     from bundlemage.recommender import Recommender
 
@@ -104,8 +111,9 @@ def explain(
     model = Recommender.load(folder, device=device)
     asked = user_in_data(model, user)
     note_unknown(model, user, asked)
-    explanation = model.explain(asked, bundle=bundle, item=item, items=ids(items))
+    explanation = model.explain(asked, bundle=bundle, item=item, items=ids(items), language=language, to=to)
     if as_json:
+        explanation = explanation if details else explanation.shortened(0)
         question = {"bundle": bundle} if item is None else {"item": item, "items": ids(items)}
         show.print_json({"user": known_id(user), **question, **explanation.model_dump(mode="json")})
         return
@@ -115,11 +123,12 @@ def explain(
     else:
         title = data.item_title(data.items.position(item or ""))
     show.out.print(show.name(title, bundle or item or ""))
-    if (gate := explanation.gate) is not None:
-        show.out.print(f"weight of the item history {gate:.0%}, of the bundle history {1 - gate:.0%}")
-    if explanation.reasons:
-        show.out.print(_reasons(explanation, most))
     show.out.print(show.plain(explanation.words))
+    if details and (numbers := explanation.details) is not None:
+        if (gate := numbers.gate) is not None:
+            show.out.print(f"weight of the item history {gate:.0%}, of the bundle history {1 - gate:.0%}")
+        if numbers.reasons:
+            show.out.print(_effects(numbers, most))
 
 
 def score_bundle(
@@ -177,13 +186,13 @@ def _card(design: Design, shop: ShopSettings) -> Panel:
     return Panel(body, title=title, title_align="left", width=100)
 
 
-def _reasons(explanation: Explanation, most: int) -> Table:
-    title = "each reason, and how many times as likely it makes the answer"
-    table = show.table(title, "reason", "", ">times", ">fit without it")
-    for reason in explanation.reasons[:most]:
+def _effects(numbers: Details, most: int) -> Table:
+    title = "each item and bundle, and how many times as likely it makes the answer"
+    table = show.table(title, "because of", "", ">times", ">fit without it")
+    for reason in numbers.reasons[:most]:
         name, times = show.name(reason.title, reason.id), exp(reason.effect)
         table.add_row(name, _KINDS[reason.kind], f"{times:.2f}", f"{reason.without:.3f}")
-    left = len(explanation.reasons) - most
+    left = len(numbers.reasons) - most
     if left > 0:
         table.caption = f"and {left:,} more"
     return table

@@ -36,7 +36,7 @@ from bundlemage.wire.answers import (
 )
 from bundlemage.wire.design import LONG_SECONDS, SERVED_SECONDS, DesignRequest
 from bundlemage.wire.design_answers import DesignsFor, ExplanationsFor, ForecastOut
-from bundlemage.wire.requests import Body, HistoryOf, Where
+from bundlemage.wire.requests import Audience, Body, HistoryOf, Where
 from bundlemage.wire.shop import OwnedRule, StockRule
 
 Id: TypeAlias = str | int
@@ -158,8 +158,11 @@ class Client:
 
     # ── Designs ──────────────────────────────────────────────────────────────────────────────────
 
-    def design(self, user: User, *, request_id: str | None = None, **wishes: Any) -> DesignsFor:
-        """Design whole bundles for a user. `bundlemage.wire.design.DesignRequest` lists the wishes.
+    def design(
+        self, user: User, *, request_id: str | None = None, details: bool = False, **wishes: Any
+    ) -> DesignsFor:
+        """Design whole bundles for a user. `bundlemage.wire.design.DesignRequest` lists the wishes. With
+        `details`, the reasons of the items have their numbers.
 
         >>> client.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
 
@@ -168,6 +171,7 @@ class Client:
         in another thread says how far the design is.
         """
         body = DesignRequest.of(**wishes).model_dump(mode="json", exclude_unset=True)
+        body |= {"details": details}
         return self._post(
             DesignsFor, "/v1/design", {**_user(user), **body}, headers=_named(request_id), work=SERVED_SECONDS
         )
@@ -179,9 +183,17 @@ class Client:
         bundles: Sequence[Id] | None = None,
         item: Id | None = None,
         items: Sequence[Id] = (),
+        language: str | None = None,
+        to: Audience = "customer",
+        details: bool = False,
     ) -> ExplanationsFor:
-        """Explain why bundles fit a user, or why `item` fits the user as an addition to `items`."""
+        """Explain why bundles fit a user, or why `item` fits the user as an addition to `items`.
+
+        Each explanation has a sentence for the customer, or about them with `to="shop"`, in the language of
+        the shop's locale or in `language`. With `details`, it has the numbers, too.
+        """
         body = {**_user(user), "bundles": bundles, "item": item, "items": items}
+        body |= {"language": language, "to": to, "details": details}
         return self._post(ExplanationsFor, "/v1/explain", body, work=SERVED_SECONDS)
 
     def score_bundle(

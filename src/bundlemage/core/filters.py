@@ -169,7 +169,7 @@ class Shelf:
 
         If the catalogue has no stock of bundles, a bundle is in stock if all its items are.
         """
-        if self.items is None or self._has("stock"):
+        if self.items is None or self.has("stock"):
             stock = self.column("stock").fill_null(0).to_numpy(zero_copy_only=False)
             return np.asarray(stock > 0)
         return ~self._with_any(~self.items.in_stock)
@@ -227,11 +227,11 @@ class Shelf:
     @property
     def stock_known(self) -> bool:
         """Whether the catalogue has the stock of any item or bundle."""
-        return self._has("stock")
+        return self.has("stock")
 
     def column(self, name: str) -> Any:
         """Returns a column of the catalogue as an Arrow array; raises `ConfigError` if it has no values."""
-        if not self._has(name):
+        if not self.has(name):
             kind = "item" if name == "stock" else self.ids.kind  # a bundle is in stock if all its items are
             raise ConfigError(
                 f"cannot filter by {name}: no {kind} has {_WITH_ARTICLE[name]}. Put a column {name!r} "
@@ -240,7 +240,8 @@ class Shelf:
             )
         return self._values(name)
 
-    def _has(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
+        """Whether the catalogue has a value in a column."""
         values = self._values(name)
         return values is not None and values.null_count < len(values)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from bundlemage.core.filters import Filter, Mask, Shelf
+from bundlemage.core.filters import Facts, Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ownership import BundleLines, Floats, Goods, Whole, known, lines_of
 from bundlemage.core.ranking import Ranker, Ranking
@@ -335,6 +335,21 @@ class Shop:
     def bundle_position(self, bundle: Id) -> int:
         """Returns the position of a bundle; raises `UnknownIdError`."""
         return self.dataset.bundles.position(str(bundle))
+
+    def items_of(self, user: User) -> frozenset[str]:
+        """Returns the ids of the items that a user has, alone or in a bundle."""
+        histories, contents = self.encode([user])
+        inside = contents.rows(histories.bundles.values)
+        places = {*histories.items.values.tolist(), *inside.values.tolist()}
+        return frozenset(self.dataset.items[place] for place in places)
+
+    def items_in(self, bundle: int) -> frozenset[str]:
+        """Returns the ids of the items of the bundle at a position."""
+        return frozenset(self.dataset.items[place] for place in row_of(self.dataset.bundle_item, bundle))
+
+    def facts_of_item(self, item: str) -> Facts:
+        """Returns what the catalogue says about an item."""
+        return self.item_shelf.facts(self.dataset.items.position(item))
 
     def expectations(
         self,

@@ -6,7 +6,7 @@ In greedy and beam search, bundles grow item by item. Items that would break a r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,14 +54,15 @@ def design(
     contents: Ragged,
     request: DesignRequest,
     settings: ShopSettings,
+    explainer: Callable[[], Explainer],
     progress: Progress = in_silence,
     *,
     own_costs: bool = True,
 ) -> Designs:
     """Designs bundles for one user, the only row of `histories`. `contents` has the items of each bundle.
 
-    `own_costs`: whether a request for margin that names no costs is given those of the catalogue.
-    `progress` counts the bundles found, and then the explained items.
+    `explainer` is called if reasons are wanted. `own_costs`: whether a request for margin that names no costs
+    is given those of the catalogue. `progress` counts the bundles found.
     """
     cp()  # raises at once if OR-Tools is missing
     found: list[Worth] = []
@@ -76,7 +77,7 @@ def design(
     why: list[list[Explanation | None]] = [[None for _ in worth.added] for worth in worths]
     if request.reasons:
         added, until = [worth.added for worth in worths], Deadline(max(REASONS, deadline.left))
-        why = Explainer(model, shop, histories, contents, progress).added(rules.start, added, until)
+        why = explainer().added(rules.start, added, until)
         complete &= all(reason is not None for reasons in why for reason in reasons)
     bundles = tuple(
         _named(rank, worth, reasons, rules, shop)

@@ -23,12 +23,14 @@ from bundlemage.errors import BundleMageError, config_error
 from bundlemage.wire.requests import (
     MOST_ITEMS,
     PYTHON,
+    Audience,
     Body,
     BodyId,
     BodyPrice,
     Discount,
     Flag,
     Id,
+    Language,
     Number,
     UserOrHistory,
 )
@@ -194,7 +196,11 @@ class DesignRequest(Body):
     time_limit: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False), Number] = 10.0
     """Seconds until the search stops and returns the best bundles so far."""
     reasons: Flag = True
-    """Whether to give reasons for each added item."""
+    """Whether to give a reason for each added item."""
+    language: Language | None = None
+    """The language of the reasons, such as de. The default is that of the shop's locale."""
+    to: Audience = "customer"
+    """Who reads the reasons: the customer ("you have") or the shop ("they have")."""
 
     @classmethod
     def of(cls, **wishes: Any) -> Self:
@@ -219,6 +225,8 @@ class DesignIn(UserOrHistory, DesignRequest):
     """Maximum number of bundles."""
     time_limit: Annotated[float, Field(gt=0, le=SERVED_SECONDS), Number] = 10.0
     """Seconds until the search stops and returns the best bundles so far."""
+    details: Flag = False
+    """Whether the answer has the numbers behind each reason."""
 
 
 # ── Why a request is impossible ──────────────────────────────────────────────────────────────────

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import exp
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from bundlemage.wire.answers import Answered, EntryOut, ForUser, Listing, Out
 
-_NOTICEABLE = 0.05
-"""The smallest effect that is put into words: 5% more likely."""
-_PHRASES = {"item": "they have", "bundle": "they have the bundle", "partial": "the bundle has"}
-
+Code: TypeAlias = Literal[
+    "has_item",
+    "has_bundle",
+    "bundle_has",
+    "owns_part",
+    "tag_share",
+    "has_this",
+    "whole_history",
+    "popular",
+    "nothing",
+]
 
 # ── Explanations ─────────────────────────────────────────────────────────────────────────────────
+
+
+class Evidence(Out):
+    """A fact that speaks for an answer. Which of the other fields are given depends on the code."""
+
+    code: Code
+    """'has_item', 'has_bundle': the user has this item or bundle. 'bundle_has': the bundle that is completed
+    has this item. 'owns_part': the user has 'count' of the 'of' items of the bundle. 'tag_share': 'count' of
+    the user's 'of' items have 'tag'. 'has_this': the user already has what is explained. 'whole_history': the
+    history as a whole speaks for it, but nothing in it alone. 'popular': 'count' users have bought it.
+    'nothing': there is no reason that stands out."""
+    id: str | None = None
+    """The item or bundle; null for a bundle without an id in the history of a visitor."""
+    title: str | None = None
+    tag: str | None = None
+    count: int | None = None
+    of: int | None = None
 
 
 class Reason(Out):
@@ -29,30 +51,16 @@ class Reason(Out):
     """The fit without this item or bundle."""
 
 
-def in_words(reasons: Sequence[Reason], most: int = 2) -> str:
-    """Returns a sentence with the strongest reasons, at most `most`."""
-    if not any(abs(reason.effect) > 1e-6 for reason in reasons):
-        return "Nothing that they have, or that is in the bundle, makes a difference."
-    strongest = [reason for reason in reasons if reason.effect >= _NOTICEABLE][:most]
-    if not strongest:
-        return "No single item or bundle makes it much likelier."
-    phrases = []
-    for reason in strongest:
-        times = exp(reason.effect)
-        by = f"{times:.1f} times" if times >= 2 else f"by {times - 1:.0%}"
-        phrases.append(f"{_PHRASES[reason.kind]} {reason.title or reason.id} ({by})")
-    return f"Likelier because {' and '.join(phrases)}."
-
-
-class Explanation(Out):
-    """The reasons for an answer. The model scores the answer again without each item and bundle in turn."""
+class Details(Out):
+    """The numbers of an explanation. The model scores again without each item and bundle in turn."""
 
     fit: float
     """The score minus the mean score of all candidates: 0 is average, 0.69 is twice as likely."""
+    history: float | None
+    """The effect of the whole history: how much lower the fit is for a user without one. Null: the model
+    knows users by id only."""
     gate: float | None
     """The weight of the item history, 0 to 1; the rest is the bundle history. Null: the model has no gate."""
-    words: str
-    """The strongest reasons in a sentence."""
     reasons: tuple[Reason, ...]
     """The strongest first. The service lists at most 10 for an item of a design, 100 in an explanation."""
     more: int = 0
@@ -60,10 +68,24 @@ class Explanation(Out):
     not_asked: int = 0
     """The number of items and bundles of a very long history whose effect was not measured."""
 
+
+class Explanation(Out):
+    """Why an answer fits a user."""
+
+    words: str
+    """The evidence in one sentence."""
+    evidence: tuple[Evidence, ...]
+    """The evidence of the sentence, at most two facts, the strongest first."""
+    details: Details | None = None
+    """The numbers behind it. The service gives them only with details=true."""
+
     def shortened(self, most: int) -> Explanation:
-        """Returns a copy with only the `most` strongest reasons."""
-        more = max(0, len(self.reasons) - most)
-        return self.model_copy(update={"reasons": self.reasons[:most], "more": more})
+        """Returns a copy with only the `most` strongest reasons in its details; for 0 without details."""
+        if self.details is None or not most:
+            return self.model_copy(update={"details": None})
+        reasons = self.details.reasons
+        kept = {"reasons": reasons[:most], "more": self.details.more + max(0, len(reasons) - most)}
+        return self.model_copy(update={"details": self.details.model_copy(update=kept)})
 
 
 class Explained(Out):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from itertools import islice
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -111,6 +111,9 @@ Number = BeforeValidator(_checked_number)
 BodyPrice = Annotated[Price, Number]
 Discount = Annotated[float, Field(ge=0, le=MOST_OFF), Number]
 Flag = Annotated[bool, Strict()]
+Audience: TypeAlias = Literal["customer", "shop"]
+"""Who reads a sentence: the customer ("you have") or the shop ("they have")."""
+Language = Annotated[str, StringConstraints(min_length=1, max_length=50, pattern=r"^[A-Za-z0-9_-]+$")]
 
 
 @cache
@@ -261,6 +264,12 @@ class ExplainIn(UserOrHistory):
     """Instead of bundles: the item to explain."""
     items: list[BodyId] = Field(default=[], max_length=1000, fail_fast=True)
     """With an item: the items that are already in the bundle."""
+    language: Language | None = None
+    """The language of the sentences, such as 'de'. The default is that of the shop's locale."""
+    to: Audience = "customer"
+    """Who reads the sentences: the customer ("you have") or the shop ("they have")."""
+    details: Flag = False
+    """Whether the answer has the numbers behind each sentence."""
 
     _bundles_or_item = _exactly_one("bundles", "item")
 

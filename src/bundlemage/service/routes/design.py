@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request
 
@@ -57,8 +58,9 @@ async def design(
         # A request whose costs are all of newer items has costs, too: the catalogue's do not replace them.
         own = own_costs and not body.costs
         designs = live.design(owned, asked, progress=progress, own_costs=own)
+        shortened = partial(_shortened, most=IN_A_DESIGN * body.details)
         bundles = tuple(
-            design.model_copy(update={"items": tuple(map(_shortened, design.items))}) for design in designs
+            design.model_copy(update={"items": tuple(map(shortened, design.items))}) for design in designs
         )
         facts = about(request_id, live, body, live.known_of(owned))
         return DesignsFor(**{**vars(designs), "bundles": bundles}, **facts)
@@ -72,7 +74,8 @@ async def explain(
 ) -> ExplanationsFor:
     """Explain why bundles fit a user, or why an item fits a bundle.
 
-    The model scores again without each item and bundle of the user's history in turn.
+    Each explanation is one sentence, and its evidence as codes. With details=true it has the numbers, too:
+    the model scores again without each item and bundle of the user's history in turn.
     """
 
     def work(live: Live, progress: Progress) -> ExplanationsFor:
@@ -83,14 +86,15 @@ async def explain(
         for name in names:
             check_known_items(live, live.stock.bundles[name])
         owned = _owned(live, service.store, body)
+        words: Any = {"language": body.language, "to": body.to}
         if body.item is None:
-            reasons = live.explain_bundles(owned, names, progress=progress)
+            reasons = live.explain_bundles(owned, names, **words, progress=progress)
             titles = [live.stock.bundles[name].title for name in names]
         else:
-            reasons = [live.explain(owned, item=body.item, items=body.items)]
+            reasons = [live.explain(owned, item=body.item, items=body.items, **words)]
             names, titles = [body.item], [live.stock.items[body.item].title]
         explanations = tuple(
-            Explained(id=name, title=title, why=why.shortened(IN_AN_EXPLANATION))
+            Explained(id=name, title=title, why=why.shortened(IN_AN_EXPLANATION * body.details))
             for name, title, why in zip(names, titles, reasons, strict=True)
         )
         facts = about(request_id, live, body, live.known_of(owned))
@@ -133,8 +137,8 @@ def everyone(store: Store) -> Iterator[Mapping[str, Owned]]:
         yield store.histories(users, in_order=False)
 
 
-def _shortened(item: DesignedItem) -> DesignedItem:
-    return item if item.why is None else item.model_copy(update={"why": item.why.shortened(IN_A_DESIGN)})
+def _shortened(item: DesignedItem, most: int) -> DesignedItem:
+    return item if item.why is None else item.model_copy(update={"why": item.why.shortened(most)})
 
 
 def _owned(live: Live, store: Store, request: UserOrHistory) -> Owned:

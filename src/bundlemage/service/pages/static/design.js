@@ -88,7 +88,7 @@ export function designer({ shopData, draft, onTake }) {
     announce("Looking for bundles.");
     try {
       const answer = await withProgress(byId("design-work"), randomKey(), (id) =>
-        asking.run((signal) => api.design(request, signal, id)),
+        asking.run((signal) => api.design({ ...request, to: "shop", details: true }, signal, id)),
       );
       if (number !== latest) return;
       waiting(false); // before the proposals are shown: removing the note later would shift the page

@@ -15,7 +15,7 @@ export function reasonsFor() {
     const reasons = new Map();
     for (let first = 0; first < bundles.length; first += AT_ONCE) {
       const ids = bundles.slice(first, first + AT_ONCE).map((bundle) => bundle.id);
-      const { explanations } = await api.explain({ ...who, bundles: ids }, signal);
+      const { explanations } = await api.explain({ ...who, bundles: ids, to: "shop", details: true }, signal);
       for (const each of explanations) reasons.set(each.id, each.why);
     }
     return reasons;

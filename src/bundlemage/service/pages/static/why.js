@@ -1,4 +1,4 @@
-// The model's reasons: the effect of each item and bundle, measured by scoring again without it.
+// The reason in a sentence, and the effect of each item and bundle, measured by scoring again without it.
 
 import { splitBar } from "./charts.js";
 import { count, h, plural, titleOf } from "./dom.js";
@@ -27,9 +27,9 @@ function gateLine(gate) {
   );
 }
 
-function table(why) {
-  if (!why.reasons.length) return h("p", {}, "There is nothing in the history or the bundle to leave out.");
-  const rows = why.reasons.map((reason) =>
+function table(numbers) {
+  if (!numbers.reasons.length) return h("p", {}, "There is nothing in the history or the bundle to leave out.");
+  const rows = numbers.reasons.map((reason) =>
     h(
       "tr",
       {},
@@ -49,18 +49,21 @@ function table(why) {
       ),
       h("tbody", {}, rows),
     ),
-    why.more ? h("p", { class: "fine" }, `And ${plural(why.more, "thing")} more, with less effect.`) : null,
+    numbers.more ? h("p", { class: "fine" }, `And ${plural(numbers.more, "thing")} more, with less effect.`) : null,
   ];
 }
 
 /** A sentence with the reasons, and their numbers, which can be unfolded. `of` is the title of the thing. */
 export function whyBox(why, of) {
-  const most = { ...why, reasons: why.reasons.slice(0, 5) };
-  most.more = (why.more ?? 0) + why.reasons.length - most.reasons.length;
+  const sentence = h("p", {}, why.words);
+  const numbers = why.details;
+  if (!numbers) return h("div", { class: "model-why" }, sentence);
+  const most = { ...numbers, reasons: numbers.reasons.slice(0, 5) };
+  most.more = (numbers.more ?? 0) + numbers.reasons.length - most.reasons.length;
   return h(
     "div",
     { class: "model-why" },
-    h("p", {}, why.words),
+    sentence,
     h(
       "details",
       { class: "numbers" },
@@ -69,7 +72,7 @@ export function whyBox(why, of) {
         "div",
         { class: "numbers-body" },
         table(most),
-        typeof why.gate === "number" ? gateLine(why.gate) : null,
+        typeof numbers.gate === "number" ? gateLine(numbers.gate) : null,
       ),
     ),
   );

@@ -1,0 +1,219 @@
+"""Chooses the evidence for an answer: at most two facts, the strongest first.
+
+The model's effects decide which item or bundle is named, and whether the history speaks for the answer at
+all. Everything that is counted comes from the tables of the shop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from math import log
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from bundlemage.core.filters import Shelf
+from bundlemage.core.history import User
+from bundlemage.core.shop import Shop
+from bundlemage.models.ragged import Ragged
+from bundlemage.wire.design_answers import Code, Evidence
+
+Kind = Literal["item", "bundle", "partial"]
+MOST = 2
+"""Maximum number of facts in a sentence."""
+NOTICEABLE = 0.05
+"""The smallest effect that is evidence: 5% more likely."""
+COMPARABLE = 0.25
+"""The second item or bundle is named if its effect is at least this part of the first one's."""
+IN_LARGE_PART = 0.5
+"""A bundle has a tag in large part if at least this share of its items has it."""
+FEW_ITEMS = 3
+"""With fewer items than this, a user has no share of a tag."""
+LEAST_SHARE, LEAST_RATIO, LEAST_LEAD = 0.25, 1.5, 0.1
+"""A user's share of a tag is worth a sentence if it is at least this, and above the shop's by this factor and
+by this difference."""
+_EDITION = re.compile(
+    r"\bvol(ume)?\b\W*\w+|\b(anniversary|collector'?s|complete|definitive|deluxe|digital|edition|enhanced"
+    r"|extended|gold|goty|hd|legendary|limited|premium|remaster(ed)?|special|standard|the|ultimate)\b"
+)
+"""What titles of the same thing may differ in: words for an edition, and the number of a volume."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """How much an item or bundle, at a position, raises the fit of an answer."""
+
+    kind: Kind
+    place: int
+    effect: float
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The answer that is explained."""
+
+    kind: Kind
+    place: int
+    fit: float
+    history: float | None
+    """The effect of the whole history; None if the model cannot tell."""
+    by_sales: bool
+    """Whether the answer is the same for everybody, because it is ranked by sales."""
+
+
+class Facts:
+    """What the tables say about a user, and about items and bundles."""
+
+    def __init__(self, shop: Shop, user: User, contents: Ragged) -> None:
+        """`contents` has the items of each bundle, also of bundles that only the history has."""
+        self.shop, self.contents = shop, contents
+        self.owned = shop.items_of(user)
+        self._tags = cache(lambda item: shop.facts_of_item(item).tags)
+
+    def evidence(self, answer: Explained, effects: Iterable[Effect]) -> tuple[Evidence, ...]:
+        """Returns the evidence for an answer. `effects` has the strongest first."""
+        if answer.by_sales:
+            return (self._popular(answer),)
+        found = self._named(answer, effects)
+        if found and _says_it_all(found[0]):
+            return (found[0],)
+        is_personal = answer.history is not None and answer.history >= NOTICEABLE
+        if is_personal and (tagged := self._tag_share(answer, found[:1])) is not None:
+            found = [*found[:1], tagged]
+        if is_personal and len(found) < MOST and all(each.code != "owns_part" for each in found):
+            part = self._owns_part(answer)
+            if part is not None and IN_LARGE_PART <= (part.count or 0) / (part.of or 1) < 1:
+                found.append(part)
+        if not found and is_personal:
+            found = [Evidence(code="whole_history")]
+        sales = self._sales(answer)
+        if not found and answer.fit > 0 and sales[answer.place] > sales.mean():
+            found = [self._popular(answer)]
+        return tuple(found[:MOST]) or (Evidence(code="nothing"),)
+
+    def _named(self, answer: Explained, effects: Iterable[Effect]) -> list[Evidence]:
+        """The items and bundles with the largest effects, none of which repeats another."""
+        found: list[Evidence] = []
+        named: list[Effect] = []
+        for effect in effects:
+            weakest = max(NOTICEABLE, COMPARABLE * named[0].effect if named else 0.0)
+            if effect.effect < weakest or len(found) == MOST:
+                break
+            if any(self._repeats(effect, other) for other in named):
+                continue
+            fact = self._fact(answer, effect)
+            if _says_it_all(fact):
+                return [fact]
+            if fact.code == "owns_part" and any(other.code == "owns_part" for other in found):
+                continue
+            found.append(fact)
+            named.append(effect)
+        return found
+
+    def _fact(self, answer: Explained, effect: Effect) -> Evidence:
+        if effect.kind == answer.kind and effect.place == answer.place:
+            return Evidence(code="has_this")
+        shelf = self._shelf(effect)
+        if effect.place >= len(shelf.ids):  # a bundle that only the history has
+            return Evidence(code="has_bundle", count=len(self._inside(effect.place)))
+        if effect.kind == "item" and answer.kind == "bundle" and effect.place in self._inside(answer.place):
+            part = self._owns_part(answer)
+            if part is not None:
+                return part
+        codes: dict[Kind, Code] = {"item": "has_item", "bundle": "has_bundle", "partial": "bundle_has"}
+        return Evidence(code=codes[effect.kind], id=shelf.ids[effect.place], title=shelf.title(effect.place))
+
+    def _owns_part(self, answer: Explained) -> Evidence | None:
+        """How many of the bundle's items the user has. A single one is named."""
+        if answer.kind != "bundle":
+            return None
+        inside = self.shop.items_in(answer.place)
+        owned = sorted(self.owned & inside)
+        if not owned:
+            return None
+        only = owned[0] if len(owned) == 1 < len(inside) else None
+        title = None if only is None else self.shop.facts_of_item(only).title
+        return Evidence(code="owns_part", id=only, title=title, count=len(owned), of=len(inside))
+
+    def _tag_share(self, answer: Explained, named: Sequence[Evidence]) -> Evidence | None:
+        """The tag that the answer has and that distinguishes the user's items most from the shop's."""
+        if len(self.owned) < FEW_ITEMS or any(each.code == "has_this" for each in named):
+            return None
+        is_bundle = answer.kind == "bundle"
+        items = self.shop.items_in(answer.place) if is_bundle else {self.shop.item_shelf.ids[answer.place]}
+        inside = Counter(tag for item in items for tag in set(self._tags(item)))
+        title = " ".join(_words(named[0].title or "")) if named else ""
+        best: tuple[float, str] | None = None
+        of = len(self.owned)
+        for tag in sorted(inside):
+            count, share = self._owned_tags[tag], self._owned_tags[tag] / of
+            usual = self._usual_share(tag)
+            if (
+                inside[tag] < IN_LARGE_PART * len(items)
+                or count < 2
+                or share < max(LEAST_SHARE, LEAST_RATIO * usual, usual + LEAST_LEAD)
+                or " ".join(_words(tag)) in title  # "you have The Complete X Saga, and … are tagged X"
+            ):
+                continue
+            # The information of the user's share of the tag, weighted by the bundle's share.
+            worth = inside[tag] / len(items) * share * log(share / max(usual, 1e-6))
+            if best is None or worth > best[0]:
+                best = worth, tag
+        return best and Evidence(code="tag_share", tag=best[1], count=self._owned_tags[best[1]], of=of)
+
+    @cached_property
+    def _owned_tags(self) -> Counter[str]:
+        return Counter(tag for item in self.owned for tag in set(self._tags(item)))
+
+    def _usual_share(self, tag: str) -> float:
+        """The share of a tag among all items, or among all sales of items if that is larger."""
+        shelf, sales = self.shop.item_shelf, self.shop.trade.item_sales
+        if not shelf.has("tags"):
+            return 0.0
+        items = shelf.tagged.get(tag, np.empty(0, np.int64))
+        return max(len(items) / len(shelf.ids), float(sales[items].sum() / max(1, sales.sum())))
+
+    def _popular(self, answer: Explained) -> Evidence:
+        count = int(self._sales(answer)[answer.place])
+        return Evidence(code="popular", count=count) if count else Evidence(code="nothing")
+
+    def _sales(self, answer: Explained) -> npt.NDArray[np.int64]:
+        trade = self.shop.trade
+        return trade.bundle_sales if answer.kind == "bundle" else trade.item_sales
+
+    def _repeats(self, one: Effect, other: Effect) -> bool:
+        """Whether two things are the same to a reader: two editions, or a bundle and an item in it."""
+        if one.kind == "bundle" or other.kind == "bundle":
+            first, second = self._content(one), self._content(other)
+            if first <= second or second <= first:
+                return True
+        editions = [_without_edition(self._shelf(each).title(each.place) or "") for each in (one, other)]
+        return bool(editions[0]) and editions[0] == editions[1]
+
+    def _shelf(self, effect: Effect) -> Shelf:
+        return self.shop.bundle_shelf if effect.kind == "bundle" else self.shop.item_shelf
+
+    def _content(self, effect: Effect) -> set[int]:
+        return self._inside(effect.place) if effect.kind == "bundle" else {effect.place}
+
+    def _inside(self, bundle: int) -> set[int]:
+        offsets = self.contents.offsets
+        return set(self.contents.values[int(offsets[bundle]) : int(offsets[bundle + 1])].tolist())
+
+
+def _says_it_all(fact: Evidence) -> bool:
+    """Whether the user already has what is explained."""
+    return fact.code == "has_this" or (fact.code == "owns_part" and fact.count == fact.of)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.casefold())
+
+
+def _without_edition(title: str) -> list[str]:
+    return _words(_EDITION.sub(" ", title.casefold()))

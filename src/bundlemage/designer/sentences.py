@@ -1,0 +1,135 @@
+"""Writes evidence as a sentence, in a language, for the customer ("you have") or the shop ("they have").
+
+`messages` has the translations. After a change of a text here, update the template and the catalogues:
+docs/how-to/reasons.md has the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+from bundlemage.errors import ConfigError
+from bundlemage.messages import catalogue, language_of, language_of_shop
+from bundlemage.wire.design_answers import Evidence
+from bundlemage.wire.requests import Audience
+
+LONGEST_TITLE = 70
+"""Longer titles are cut, so that a sentence with two of them stays readable."""
+_QUOTES = {'"': '"', "'": "'", "“": "”", "„": "“", "«": "»", "‘": "’"}
+_HAS = ("has_item", "has_bundle", "owns_part")
+
+
+class Sentences:
+    """Writes sentences in one language for one audience."""
+
+    def __init__(self, language: str | None = None, to: Audience = "customer", locale: str = "en") -> None:
+        """`locale` is the shop's. It decides the language if `language` is None. Raises `ConfigError` if
+        there is no such language, or no such audience."""
+        if to not in get_args(Audience):
+            raise ConfigError(f"'to' is {to!r}; it must be 'customer' or 'shop'")
+        self.language = language_of_shop(locale) if language is None else language_of(language)
+        self.to_customer = to == "customer"
+        self._messages = catalogue(self.language)
+
+    def of(self, evidence: Sequence[Evidence]) -> str:
+        """Returns one sentence with all the evidence."""
+        _ = self._messages.gettext
+        if not evidence or evidence[0].code == "nothing":
+            return _("No single reason stands out.")
+        first, *rest = evidence
+        if not rest:
+            text = _("Because %(reason)s.") % {"reason": self._clause(first)}
+        elif len({"has" if each.code in _HAS else each.code for each in evidence}) == 1:
+            labels = {"first": self._label(first), "second": self._label(rest[0])}
+            has_comma = any(sign in labels["first"] for sign in (",", " and "))
+            both = _("%(first)s, and %(second)s") if has_comma else _("%(first)s and %(second)s")
+            text = _("Because %(reason)s.") % {"reason": self._clause(first, both % labels)}
+        else:
+            clauses = {"first": self._clause(first), "second": self._clause(rest[0])}
+            text = _("Because %(first)s, and %(second)s.") % clauses
+        return text[:-1] if text.endswith("..") else text
+
+    def _clause(self, evidence: Evidence, label: str | None = None) -> str:
+        """Returns a clause without its conjunction. `label` names the items or bundles."""
+        _, ngettext = self._messages.gettext, self._messages.ngettext
+        count, of = evidence.count or 0, evidence.of or 0
+        texts: tuple[str, ...]  # for the customer, and for the shop if that differs
+        match evidence.code:
+            case "has_item" | "has_bundle" | "owns_part":
+                texts = _("you have %(what)s"), _("they have %(what)s")
+            case "bundle_has":
+                texts = (_("the bundle already has %(what)s"),)
+            case "has_this":
+                texts = _("you already have it"), _("they already have it")
+            case "tag_share" if count == of:
+                you = _("all your %(of)s items are tagged %(tag)s")
+                texts = you, _("all their %(of)s items are tagged %(tag)s")
+            case "tag_share":
+                you = ngettext(
+                    "%(count)s of your %(of)s items is tagged %(tag)s",
+                    "%(count)s of your %(of)s items are tagged %(tag)s",
+                    count,
+                )
+                they = ngettext(
+                    "%(count)s of their %(of)s items is tagged %(tag)s",
+                    "%(count)s of their %(of)s items are tagged %(tag)s",
+                    count,
+                )
+                texts = you, they
+            case "whole_history":
+                texts = _("it fits what you have as a whole"), _("it fits what they have as a whole")
+            case _:  # popular
+                bought = ngettext(
+                    "%(count)s customer has bought it", "%(count)s customers have bought it", count
+                )
+                texts = (bought,)
+        return texts[0 if self.to_customer else -1] % {
+            "what": label or self._label(evidence),
+            "tag": self._title(evidence.tag or ""),
+            "count": self._number(count),
+            "of": self._number(of),
+        }
+
+    def _label(self, evidence: Evidence) -> str:
+        """Returns what the user or the bundle has: a title, an id or a number of items."""
+        _, ngettext = self._messages.gettext, self._messages.ngettext
+        count, of = evidence.count or 0, evidence.of or 0
+        numbers = {"count": self._number(count), "of": self._number(of)}
+        if evidence.title:
+            name = self._title(evidence.title)
+        elif evidence.id is None:
+            name = ngettext("a bundle of %(count)s item", "a bundle of %(count)s items", count) % numbers
+        else:
+            text = _("bundle %(id)s") if evidence.code == "has_bundle" else _("item %(id)s")
+            name = text % {"id": evidence.id}
+        if evidence.code != "owns_part":
+            return name
+        if count == of:
+            return _("everything in this bundle")
+        if evidence.id is not None:
+            return _("%(what)s from this bundle") % {"what": name}
+        return (
+            ngettext(
+                "%(count)s of the %(of)s items in this bundle",
+                "%(count)s of the %(of)s items in this bundle",
+                count,
+            )
+            % numbers
+        )
+
+    def _title(self, title: str) -> str:
+        return self._messages.gettext("%(title)s") % {"title": _tidy(title)}
+
+    def _number(self, count: int) -> str:
+        from babel.numbers import format_decimal
+
+        return format_decimal(count, locale=self.language)
+
+
+def _tidy(title: str) -> str:
+    """Returns a title on one line, without quotes around it, and not too long."""
+    text = " ".join(title.split())
+    if len(text) > 2 and _QUOTES.get(text[0]) == text[-1] and text[0] not in text[1:-1]:
+        text = text[1:-1].strip()
+    return text if len(text) <= LONGEST_TITLE else f"{text[: LONGEST_TITLE - 1].rstrip(' ,.:;-')}…"
