@@ -190,23 +190,30 @@ class BundleForecast(Out):
     discount: float | None
     asked: int
     """The number of users for whom the forecast was computed."""
+    of: int
+    """The number of users that the forecast is about. More than 'asked' if these are a sample."""
+    sampled: bool
+    """Whether the forecast is an estimate from a sample of the users."""
+    in_segment: int | None
+    """The number of users in the segment, estimated if 'sampled'. Null if the request names no segment."""
     expected: float | None
-    """How many users would ever buy the bundle. Users who have all its items do not count. Null: there is too
-    little data to say, and 'note' says why."""
+    """How many users of the segment, or of the shop, would ever buy the bundle. Users who have all its items
+    do not count. Null: there is too little data to say, and 'note' says why."""
     low: int | None
     high: int | None
-    """The number of buyers lies between 'low' and 'high' for nine of ten new bundles."""
+    """The number of buyers lies between 'low' and 'high' for nine of ten new bundles. If 'sampled', the
+    interval is wider, because it includes the sampling error."""
     above: int | None
     """The number of users with a chance above the threshold."""
     threshold: float | None
     """The chance above which a user is counted in 'above'. It is learned on bundles held out of training."""
     expected_takings: float | None
     people: tuple[ForecastPerson, ...]
-    """The users who like the bundle best, among the users whom the shop has now."""
+    """The users who like the bundle best, among those for whom the forecast was computed."""
     nearest: tuple[ForecastNeighbour, ...]
     """The bundles of the shop that are most similar."""
     weakest: ForecastWeakest | None
-    """The item that contributes least. Null for a bundle of one item."""
+    """The item that contributes least. Null for a bundle of one item, and for a segment."""
     replacement: ForecastReplacement | None
     """An item that would do better than the weakest one; null if none of the tried items would."""
     note: str | None = None
