@@ -26,7 +26,7 @@ DIM = 400
 def forecast(setting: Setting) -> list[Figure]:
     """Read all users from the store, score them, and look for a better item."""
     from bundlemage.live import EMPTY, Live
-    from bundlemage.service.routes.design import everyone
+    from bundlemage.service.routes.forecasts import everyone
     from bundlemage.store.repository import Store
 
     recommender = generated_recommender(TINY_SHOP if setting.tiny else LARGE_SHOP, DIM, setting)

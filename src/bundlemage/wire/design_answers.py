@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import exp
 from typing import Literal
 
-from bundlemage.wire.answers import Answered, EntryOut, ForUser, Listing, Out
+from bundlemage.wire.answers import Answered, EntryOut, ForUser, Listing, Out, ProblemOut, WorkOut
 
 _NOTICEABLE = 0.05
 """The smallest effect that is put into words: 5% more likely."""
@@ -222,3 +222,16 @@ class BundleForecast(Out):
 
 class ForecastOut(Answered, BundleForecast):
     """The forecast for a bundle that does not exist yet."""
+
+
+class ForecastLine(Out):
+    """A line of a streamed forecast. One of the fields is not null."""
+
+    estimate: ForecastOut | None = None
+    """The estimate from a sample: the first line, unless the sample has all users."""
+    progress: WorkOut | None = None
+    """How far the exact forecast is. Such lines follow about twice a second."""
+    forecast: ForecastOut | None = None
+    """The exact forecast: the last line."""
+    problem: ProblemOut | None = None
+    """Why there is no exact forecast: the last line instead of the forecast."""
