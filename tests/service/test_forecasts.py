@@ -146,7 +146,8 @@ def test_leaving_a_stream_stops_the_work_within_a_batch(
                 assert [each.kind for each in service.service.lanes.work()] == ["forecast"]
                 assert ok(client.get("/v1/users/u0007/bundles"))["bundles"]  # others are answered meanwhile
             with service.client() as other:
-                wait_until(lambda: left(other) == 1, "the end of the request")
+                ended = f'route="{SCORE}",status="200"'
+                wait_until(lambda: ended in other.get("/metrics").text, "the end of the request")
         finally:
             held.let_all_go()
         wait_until(lambda: not service.service.lanes.work(), "the end of the work")
