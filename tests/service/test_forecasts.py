@@ -211,7 +211,9 @@ def test_a_wrong_segment_is_refused(client: httpx.Client) -> None:
 def test_the_list_of_buyers_is_that_of_the_recommender(
     client: httpx.Client, recommender: Recommender
 ) -> None:
-    for given in ({}, {"least_chance": 0}, {"segment": {"tag": "Seafaring"}, "least_chance": 0.01}):
+    seafarers = {"segment": {"tag": "Seafaring"}, "least_chance": 0.01}
+    some: list[dict[str, Any]] = [{}, {"least_chance": 0}, seafarers]
+    for given in some:
         answer = client.post(BUYERS, json={"items": ITEMS, **given})
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/csv")
@@ -248,7 +250,7 @@ def test_only_keys_that_may_write_get_the_list(
 def test_the_client_tells_the_estimate_first(running: Inside, recommender: Recommender) -> None:
     estimates: list[Any] = []
     with Client(running.url, timeout=240) as client:
-        segment = {"least_items": 3}
+        segment: dict[str, Any] = {"least_items": 3}
         forecast = client.score_bundle(ITEMS, sample=300, segment=segment, on_estimate=estimates.append)
         assert [(each.asked, each.sampled) for each in estimates] == [(300, True)]
         assert not forecast.sampled

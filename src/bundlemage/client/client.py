@@ -202,7 +202,8 @@ class Client:
         service stops the work. Such a request is not repeated if the connection is lost. With a `request_id`
         of your own, `progress` in another thread says how far the forecast is.
         """
-        body = {"items": items, "price": price, "discount": discount, "k": k, "sample": sample}
+        body: dict[str, Any] = {"items": items, "price": price, "discount": discount, "k": k}
+        body["sample"] = sample
         body["segment"] = None if segment is None else _fields(segment)
         options: dict[str, Any] = {"headers": _named(request_id), "work": LONG_SECONDS}
         if on_estimate is None and on_progress is None:
@@ -235,7 +236,7 @@ class Client:
         The likeliest come first. The list has the users with at least `least_chance`, or above the threshold
         of the forecast if it is None. The key needs the role `write`.
         """
-        body = {"items": items, "least_chance": least_chance}
+        body: dict[str, Any] = {"items": items, "least_chance": least_chance}
         body["segment"] = None if segment is None else _fields(segment)
         sent = _to_json({name: value for name, value in body.items() if value is not None})
         headers = {**_named(request_id), "Accept": "text/csv"}
