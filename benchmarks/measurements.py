@@ -34,7 +34,7 @@ MEASUREMENTS = (
     Measurement("bulk", "Top-20 of 4,771 bundles for a million users", "asking:bulk"),
     Measurement("request", "One request with 100,000 bundles", "asking:request", threads=1),
     Measurement("change", "A change of a catalogue with 100,000 bundles", "changes:change", threads=1),
-    Measurement("forecast", "Forecast of a new bundle for 100,000 users", "forecast:forecast", threads=1),
+    Measurement("forecast", "Forecast of a new bundle for 100,000 users", "forecast:forecast", threads=2),
     Measurement("netease", "Generated data of NetEase's size", "training:netease"),
     Measurement("sampled", "Five million items, sampled softmax", "training:sampled", long_on_cpu=True),
     Measurement("items", "Growth with the items", "growth:items", _SIZES, _TINY_SIZES),

@@ -7,23 +7,45 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from bundlemage.campaigns.audience import forecast
+from bundlemage.campaigns.audience import buyers, forecast
 from bundlemage.campaigns.chances import Calibration
+from bundlemage.campaigns.everyone import UserBatches
 from bundlemage.campaigns.new_bundles import NewBundleCalibration
-from bundlemage.core.answering import Batch, batch_of, exact_ranking, nearest, rows_at_a_time, slices
+from bundlemage.core.answering import (
+    ROWS_AT_A_TIME,
+    Batch,
+    batch_of,
+    exact_ranking,
+    nearest,
+    rows_at_a_time,
+    slices,
+)
 from bundlemage.core.filters import Filter
 from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ranking import Ranking, record_batches
+from bundlemage.core.segments import Segment
 from bundlemage.core.shop import Candidates, RecommendedBundle, RecommendedItem, Shop
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
 from bundlemage.designer.explain import Explainer
 from bundlemage.designer.sentences import Sentences
 from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
-from bundlemage.models.base import Completer, Embedder, Gated, Histories, Matcher, Model, require
+from bundlemage.models.base import (
+    Completer,
+    Embedder,
+    Gated,
+    Histories,
+    Indexable,
+    Matcher,
+    Model,
+    can,
+    require,
+)
 from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Progress, in_silence
 from bundlemage.retrieval import LEAST_BUNDLES, BundleIndex, IndexReport, build_index
@@ -37,6 +59,8 @@ Pages: TypeAlias = Callable[[], Iterable[Mapping[str, History]]]
 """A function that returns pages of users: user id → history. It is called more than once."""
 
 
+ESTIMATE_SAMPLE = 2000
+"""Number of users of the estimate that comes before an exact forecast."""
 _Page: TypeAlias = tuple[Any, Histories]
 """The ids of some users, as an Arrow array, and their encoded histories."""
 MOST_KEPT = 2**25
@@ -319,7 +343,12 @@ class Asker:
         *,
         discount: float | None = None,
         k: int = 10,
+        among: Segment | None = None,
+        sample: int | None = None,
+        seed: int = 0,
+        on_estimate: Callable[[BundleForecast], object] | None = None,
         users: Pages | None = None,
+        of: int | None = None,
         count: int = 0,
         progress: Progress = in_silence,
     ) -> BundleForecast:
@@ -329,43 +358,110 @@ class Asker:
         the weakest item and a better one. The model does not know prices: a price, or a discount on the
         items' prices, is only used to compute the revenue.
 
-        `count` is the number of `users`, 0 if it is unknown; it is only told to `progress`.
+        `among` limits the forecast to a segment, such as `Segment(tag="Horror")`. With `sample`, the forecast
+        is an estimate from so many users, drawn at random with the `seed`. With `on_estimate`, this function
+        is first called with such an estimate (from `sample` or 2,000 users), and the exact forecast is
+        returned later. An error that `progress` raises stops the work.
+
+        `users` replaces the users of the shop. If they are a random sample, `of` is the number of users that
+        they were drawn from. `count` is the number of `users`, 0 if it is unknown; it is only told to
+        `progress`.
+
+        >>> model.score_bundle(["g0022", "g0401"], among=Segment(tag="Horror"), on_estimate=print)
         """
         require(self.model, Matcher)
         _check_k(k)
-        rows = rows_at_a_time(len(self.dataset.bundles), self.shop.device)
-        if users is None:
-            read, count = (
-                _KeptPages(lambda: [(self.shop.user_ids, self.shop.everyone())]),
-                len(self.shop.user_ids),
+        if sample is not None and (not isinstance(sample, int) or isinstance(sample, bool) or sample < 1):
+            raise ConfigError(f"the sample is {sample!r}; expected a number of users, at least 1")
+        if users is not None and (sample is not None or on_estimate is not None):
+            raise ConfigError(
+                "with 'users' draw the sample yourself, and give the number of all users in 'of'"
             )
-        else:
-            pages = users
-            read = _KeptPages(
-                lambda: (
-                    (pa.array(list(page), pa.string()), self._encode(list(page.values()))[0])
-                    for page in pages()
-                )
+        if of is not None and users is None:
+            raise ConfigError("'of' says what the sample 'users' was drawn from: give 'users' as well")
+
+        def ask(batches: UserBatches, of: int | None, count: int) -> BundleForecast:
+            return forecast(
+                self.model,
+                self.shop,
+                batches,
+                items,
+                price,
+                settings=self.shop_settings,
+                discount=discount,
+                k=k,
+                calibration=self.new_bundle_calibration,
+                segment=among,
+                of=of,
+                count=count,
+                progress=progress,
             )
 
-        def everyone() -> Iterator[tuple[list[str], Histories]]:
-            for names, histories in read():
-                for number, part in enumerate(slices(histories, rows)):
-                    yield names.slice(number * rows, len(part)).to_pylist(), part
+        if users is not None:
+            return ask(self._batches(users), of, count)
+        whole = len(self.shop.user_ids)
+        size = sample or (ESTIMATE_SAMPLE if on_estimate is not None else whole)
+        if size < whole:
+            chosen = np.sort(np.random.default_rng(seed).permutation(whole)[:size])
+            estimate = ask(self._own_batches(chosen), whole, size)
+            if on_estimate is None:
+                return estimate
+            on_estimate(estimate)
+        return ask(self._own_batches(None), None, whole)
 
-        return forecast(
+    def buyers(
+        self,
+        items: Sequence[Id],
+        *,
+        among: Segment | None = None,
+        least_chance: float | None = None,
+        users: Pages | None = None,
+        count: int = 0,
+        progress: Progress = in_silence,
+    ) -> pa.Table:
+        """Returns the users who would buy a bundle that does not exist yet, as an Arrow table.
+
+        Columns: user_id, chance. The likeliest come first. The table has the users with at least
+        `least_chance`, or above the threshold of `score_bundle` if it is None. Other parameters are as in
+        `score_bundle`. Raises `UnsupportedError` if the model has no calibration for new bundles.
+        """
+        require(self.model, Matcher)
+        return buyers(
             self.model,
             self.shop,
-            everyone,
+            self._own_batches(None) if users is None else self._batches(users),
             items,
-            price,
-            discount=discount,
-            settings=self.shop_settings,
-            k=k,
+            least_chance=least_chance,
             calibration=self.new_bundle_calibration,
-            count=count,
+            segment=among,
+            count=len(self.shop.user_ids) if users is None else count,
             progress=progress,
         )
+
+    def _own_batches(self, chosen: npt.NDArray[np.int64] | None) -> UserBatches:
+        """The users of the shop in batches: all, or those at the chosen positions."""
+        names, histories = self.shop.user_ids, self.shop.everyone()
+        if chosen is not None:
+            names = names.take(pa.array(chosen))
+            histories = self.shop.interactions.histories(torch.from_numpy(chosen).to(self.shop.device))
+        return partial(self._in_parts, lambda: [(names, histories)])
+
+    def _batches(self, users: Pages) -> UserBatches:
+        """The users of pages in batches."""
+        read = _KeptPages(
+            lambda: (
+                (pa.array(list(page), pa.string()), self._encode(list(page.values()))[0]) for page in users()
+            )
+        )
+        return partial(self._in_parts, read)
+
+    def _in_parts(self, read: Callable[[], Iterable[_Page]]) -> Iterator[tuple[list[str], Histories]]:
+        rows = ROWS_AT_A_TIME
+        if not can(self.model, Indexable):  # all scores of a batch are in memory
+            rows = rows_at_a_time(len(self.dataset.bundles), self.shop.device)
+        for names, histories in read():
+            for number, part in enumerate(slices(histories, rows)):
+                yield names.slice(number * rows, len(part)).to_pylist(), part
 
     # ── All users at once ────────────────────────────────────────────────────────────────────────
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bundlemage.campaigns import audience
-from bundlemage.campaigns.chances import normaliser
-from bundlemage.service.routes import design
+from bundlemage.campaigns import everyone
+from bundlemage.campaigns.everyone import encoded
+from bundlemage.service.routes import forecasts
 
 PAGE = 100
 """The number of users in a batch."""
@@ -30,10 +30,10 @@ class Held:
             self.priorities.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
             self._begun.release()
             assert self.go.acquire(timeout=240)
-            return normaliser(*arguments)
+            return encoded(*arguments)
 
-        monkeypatch.setattr(audience, "normaliser", held)
-        monkeypatch.setattr(design, "USERS_AT_A_TIME", PAGE)
+        monkeypatch.setattr(everyone, "encoded", held)
+        monkeypatch.setattr(forecasts, "USERS_AT_A_TIME", PAGE)
 
     def wait_for_a_batch(self) -> None:
         assert self._begun.acquire(timeout=240)

@@ -12,7 +12,7 @@ import pytest
 from bundlemage.core.history import History
 from bundlemage.designer import conflict
 from bundlemage.recommender import Recommender
-from bundlemage.service.routes import design
+from bundlemage.service.routes import forecasts
 from bundlemage.wire.design import DesignIn, DesignRequest
 from tests.designing import numbers
 from tests.service.running import Inside, copied, inside, ok, problem
@@ -277,7 +277,7 @@ def test_the_audience_is_that_of_the_recommender_and_erased_users_are_not_in_it(
     items = ["g0022", "g0401", "g0004"]
     body = {"items": items, "discount": 0.25, "k": 5}
     expected = recommender.score_bundle(items, discount=0.25, k=5)
-    monkeypatch.setattr(design, "USERS_AT_A_TIME", 300)  # so that there are several pages
+    monkeypatch.setattr(forecasts, "USERS_AT_A_TIME", 300)  # so that there are several pages
     with inside(sample_model, copied(sample_database, tmp_path)) as running, running.client() as client:
         told = ok(client.post("/v1/bundles:score", json=body))
         assert expected.expected is not None

@@ -30,7 +30,7 @@ from bundlemage.live import Live
 from bundlemage.recommender import Recommender
 from bundlemage.service import lanes
 from bundlemage.service.problems import ApiError
-from bundlemage.service.routes import design, models
+from bundlemage.service.routes import forecasts, models
 from bundlemage.store.repository import Store
 from tests.service.held import PAGE, Held
 from tests.service.running import Inside, copied, inside, ok, problem
@@ -465,7 +465,7 @@ def test_histories_are_read_once_if_they_fit_into_memory(
     times: int,
 ) -> None:
     monkeypatch.setattr(asker, "MOST_KEPT", room)
-    monkeypatch.setattr(design, "USERS_AT_A_TIME", PAGE)
+    monkeypatch.setattr(forecasts, "USERS_AT_A_TIME", PAGE)
     read, histories = list[str](), Store.histories
 
     def counted(store: Store, names: Any, **options: Any) -> Any:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
-from bundlemage.campaigns.chances import Numbers, new_log_probabilities, normaliser
-from bundlemage.campaigns.new_bundles import NewBundleCalibration, Owners, shifts
+from bundlemage.campaigns.chances import Numbers
+from bundlemage.campaigns.estimate import estimated
+from bundlemage.campaigns.everyone import Everyone, UserBatches
+from bundlemage.campaigns.new_bundles import NewBundleCalibration, shifts
 from bundlemage.core.answering import nearest
-from bundlemage.core.filters import Filter, Shelf
+from bundlemage.core.filters import Filter, Mask, Shelf
 from bundlemage.core.history import Id
 from bundlemage.core.ranking import top
+from bundlemage.core.segments import Segment, SegmentTest
 from bundlemage.core.shop import Shop
 from bundlemage.designer.constraints import list_price_of, price_of
 from bundlemage.errors import ConfigError, UnsupportedError
@@ -33,9 +37,6 @@ from bundlemage.wire.design_answers import (
 )
 from bundlemage.wire.requests import MOST_OFF
 from bundlemage.wire.shop import ShopSettings
-
-UserBatches: TypeAlias = Callable[[], Iterable[tuple[Sequence[str], Histories]]]
-"""A function that returns all users in batches, each with ids and histories. It is called several times."""
 
 BEST_USERS = 64
 """The number of users with the highest chances for whom replacements are ranked."""
@@ -54,19 +55,20 @@ def forecast(
     discount: float | None = None,
     k: int = 10,
     calibration: NewBundleCalibration | None = None,
+    segment: Segment | None = None,
+    of: int | None = None,
     count: int = 0,
     progress: Progress = in_silence,
 ) -> BundleForecast:
     """Forecasts how many users would take a bundle of these items, and names the k likeliest.
 
     The bundle has a price, or a discount off its items' prices. Without a calibration, fields such as
-    `expected` and `above` are None, and the note says why. `progress` is told how many of the users (about
+    `expected` and `above` are None, and the note says why. With a segment, only buyers in the segment count:
+    the numbers of the parts of a shop add up to the number of the shop. If the users are a random sample,
+    `of` is the number of users that it was drawn from. `progress` is told how many of the users (about
     `count`) are scored.
     """
-    shop.item_positions(items)  # raises an error if it is not a list of known ids
-    inside = tuple(dict.fromkeys(shop.dataset.items.positions(map(str, items)).tolist()))
-    if not inside:
-        raise ConfigError("a bundle without items has no audience: give at least one item")
+    inside = _positions(shop, items)
     price, list_price, discount = _prices(shop, settings, inside, price, discount)
     notes = []
     if calibration is None:
@@ -77,10 +79,13 @@ def forecast(
         notes.append(ALIKE)
     near = _nearest(model, shop, inside, k, notes)
     forecaster = require(model, Matcher).forecaster
-    audience = _Audience(forecaster, shop, user_batches, calibration, count, progress)
-    shorter = [inside[:n] + inside[n + 1 :] for n in range(len(inside))] if len(inside) > 1 else []
+    audience = _Audience(forecaster, shop, user_batches, calibration, segment, of, count, progress)
+    shorter: list[tuple[int, ...]] = []
+    if len(inside) > 1 and segment is None:
+        shorter = [inside[:n] + inside[n + 1 :] for n in range(len(inside))]
     scored = audience.score([inside, *shorter], max(k, BEST_USERS))
-    worth, best = audience.worth(scored.sums), scored.best
+    scale, best = audience.scale(scored), scored.best
+    worth = audience.worth(scored.sums * scale)
     weakest, replacement = None, None
     if shorter:
         place = int(np.argmax(worth[1:]))
@@ -88,30 +93,83 @@ def forecast(
         without = audience.if_told_apart(worth[1 + place])
         weakest = ForecastWeakest(id=name, title=title, without=without)
         replacement = _replacement(audience, shorter[place], inside, worth[0], best.histories, notes)
-    chances, above = audience.chances(scored)
-    expected, (low, high) = audience.expected(scored.sums), audience.interval(scored.sums)
-    threshold = audience.threshold
+    if segment is not None and not scored.inside.any():
+        if scale == 1:
+            raise ConfigError("no user is in the segment: see whether its conditions exclude each other")
+        notes.append("None of the sampled users is in the segment: use a larger sample, or all users.")
+    outlook = audience.outlook(scored)
+    expected = outlook.expected
     return BundleForecast(
         items=tuple(ForecastItem(**_named(shop.item_shelf, n)) for n in inside),
         price=price,
         list_price=list_price,
         discount=discount,
         asked=scored.users,
+        of=round(scored.users * scale),
+        sampled=scale > 1,
+        in_segment=None if segment is None else round(scored.inside.sum() * scale),
         expected=expected,
-        low=low,
-        high=high,
-        above=above,
-        threshold=threshold,
+        low=outlook.low,
+        high=outlook.high,
+        above=outlook.above,
+        threshold=audience.threshold,
         expected_takings=None if expected is None or price is None else expected * price,
         people=tuple(
             ForecastPerson(id=name, chance=chance, score=score)
-            for name, chance, score in zip(best.ids, chances, best.scores.tolist(), strict=True)
+            for name, chance, score in zip(best.ids, outlook.chances, best.scores.tolist(), strict=True)
         )[:k],
         nearest=near,
         weakest=weakest,
         replacement=replacement,
         note=" ".join(notes) or None,
     )
+
+
+BUYERS = pa.schema([("user_id", pa.string()), ("chance", pa.float64())])
+
+
+def buyers(
+    model: Model,
+    shop: Shop,
+    user_batches: UserBatches,
+    items: Sequence[Id],
+    *,
+    least_chance: float | None = None,
+    calibration: NewBundleCalibration | None = None,
+    segment: Segment | None = None,
+    count: int = 0,
+    progress: Progress = in_silence,
+) -> pa.Table:
+    """Returns the users who would take a bundle, with the schema `BUYERS`, the likeliest first.
+
+    These are the users with at least `least_chance`, or above the threshold of the calibration if it is None.
+    Users who have all items are left out. Raises `UnsupportedError` if there is no calibration.
+    """
+    if least_chance is not None and not (_is_number(least_chance) and 0 <= least_chance <= 1):
+        raise ConfigError(f"the least chance is {least_chance!r}; it should be a number from 0 to 1")
+    inside = _positions(shop, items)
+    forecaster = require(model, Matcher).forecaster
+    audience = _Audience(forecaster, shop, user_batches, calibration, segment, None, count, progress)
+    if audience.calibration is None:
+        why = UNCALIBRATED if calibration is None else f"{calibration.reason}."
+        raise UnsupportedError(f"The chances of users are not known. {why}")
+    scored = audience.score([inside], 1, with_ids=True)
+    chances: Numbers = audience.chances(scored).double().numpy()
+    threshold = audience.calibration.threshold
+    chosen = chances > threshold if least_chance is None else chances >= least_chance
+    places = np.flatnonzero(chosen & scored.inside & np.isfinite(scored.logits.numpy()))
+    order = places[np.argsort(-chances[places], kind="stable")]
+    ids = pa.array(scored.ids, pa.string())
+    return pa.table([ids.take(pa.array(order)), chances[order]], schema=BUYERS)
+
+
+def _positions(shop: Shop, items: Sequence[Id]) -> tuple[int, ...]:
+    """The positions of a bundle's items. Raises an error if these are not a list of known ids."""
+    shop.item_positions(items)
+    inside = tuple(dict.fromkeys(shop.dataset.items.positions(map(str, items)).tolist()))
+    if not inside:
+        raise ConfigError("a bundle without items has no audience: give at least one item")
+    return inside
 
 
 ALIKE = (
@@ -207,9 +265,13 @@ class _Users:
             Histories(own.items.append(more.items), own.bundles.append(more.bundles), users),
         )
 
-    def best(self, most: int) -> _Users:
-        """Returns at most `most` users, the best first. Users who have all items are left out."""
-        values, places = top(self.logits[None], min(most, len(self.ids)))
+    def best(self, most: int, among: Mask | None = None) -> _Users:
+        """Returns at most `most` users, the best first. Users who have all items are left out, and users who
+        are not `among` these."""
+        logits = self.logits
+        if among is not None:
+            logits = logits.masked_fill(~torch.from_numpy(among).to(logits.device), -torch.inf)
+        values, places = top(logits[None], min(most, len(self.ids)))
         chosen = places[0][values[0] > -torch.inf]
         ids = [self.ids[place] for place in chosen.tolist()]
         return _Users(ids, self.logits[chosen], self.scores[chosen], self.histories.rows(chosen))
@@ -219,12 +281,18 @@ class _Users:
 class _Scored:
     """All users, scored for several bundles."""
 
+    ids: list[str]
+    """Empty unless they were asked for."""
     sums: Numbers  # [3, bundles]
     """As `NewBundleCalibration.sums`. The last row is in proportion to the sum of the probabilities."""
+    terms: Numbers  # [3, users], of the first bundle
+    """The terms of its sums; without users unless these are a sample."""
     logits: Tensor  # [users]
     """As in `_Users`, of all users."""
+    inside: Mask  # [users]
+    """True for the users of the segment."""
     best: _Users
-    """The best users for the first bundle."""
+    """The best users of the segment for the first bundle."""
 
     @property
     def users(self) -> int:
@@ -232,7 +300,7 @@ class _Scored:
 
 
 class _Audience:
-    """Scores all users for several bundles at a time. Only one batch of users is in memory."""
+    """Scores all users for several bundles, and turns the sums of the scores into numbers of buyers."""
 
     def __init__(
         self,
@@ -240,16 +308,22 @@ class _Audience:
         shop: Shop,
         user_batches: UserBatches,
         calibration: NewBundleCalibration | None,
+        segment: Segment | None,
+        of: int | None,
         count: int,
         progress: Progress,
     ) -> None:
-        self.model, self.shop = model, shop
+        self.model, self.shop, self.of = model, shop, of
         self.calibration = calibration if calibration and calibration.reason is None else None
-        self._user_batches, self._count, self._progress = user_batches, count, progress
-        self._stage = "users"
-        # Scoring all bundles of the shop is nearly all of the work, so it is done once for each batch. The
-        # key tells whether the batch still has the same users: in a live shop, they may change.
-        self._normalisers: dict[int, tuple[int, Tensor]] = {}
+        self._count, self._progress = count, progress
+        self._stage, self._done = "users", 0
+        contents = shop.interactions.bundle_item
+        self._in_segment = None if segment is None else SegmentTest(segment, shop.item_shelf, contents)
+        items = len(shop.dataset.items)
+        self._everyone = Everyone(model, contents, items, user_batches, self._report)
+
+    def _report(self) -> None:
+        self._progress(self._stage, self._done, self._count and max(self._done, self._count))
 
     @property
     def threshold(self) -> float | None:
@@ -268,57 +342,87 @@ class _Audience:
         """The number if it is one of expected buyers."""
         return float(worth) if self.calibration is not None and self.calibration.tells_apart else None
 
-    def expected(self, sums: Numbers) -> float | None:
-        """The expected number of buyers of the first bundle."""
-        return float(self.calibration.expected(sums)[0]) if self.calibration else None
+    def scale(self, scored: _Scored) -> float:
+        """How many users each scored user stands for."""
+        return 1.0 if self.of is None else max(1.0, self.of / scored.users)
 
-    def interval(self, sums: Numbers) -> tuple[int, int] | tuple[None, None]:
-        """The interval for the number of buyers of the first bundle."""
-        return self.calibration.interval(sums[:, 0]) if self.calibration else (None, None)
-
-    def chances(self, scored: _Scored) -> tuple[list[float] | list[None], int | None]:
-        """The chances of the best users, and how many users have a chance above the threshold."""
+    def outlook(self, scored: _Scored) -> _Outlook:
+        """What the scores say about the first bundle."""
+        best = scored.best
         if self.calibration is None:
-            return [None] * len(scored.best.ids), None
-        total = self.calibration.expected(scored.sums)[:1]
-        shift = float(shifts(scored.logits[:, None].numpy(), total)[0])
-        above = int((torch.sigmoid(scored.logits + shift) > self.calibration.threshold).sum())
-        return torch.sigmoid(scored.best.logits + shift).tolist(), above
+            return _Outlook(None, None, None, None, [None] * len(best.ids))
+        scale, calibration = self.scale(scored), self.calibration
+        total = calibration.expected(scored.sums[:, :1] * scale)
+        shift = float(shifts(scored.logits[:, None].numpy(), total / scale)[0])
+        chances = torch.sigmoid(scored.logits + shift)
+        above = int((chances > calibration.threshold).numpy()[scored.inside].sum())
+        expected, shares = float(total[0]), 1.0
+        if not scored.inside.all():
+            bought = float(chances.sum(dtype=torch.float64))
+            counted = float(chances[torch.from_numpy(scored.inside)].sum(dtype=torch.float64))
+            shares = counted / max(bought, 1e-99)
+        if scale > 1:
+            assert self.of is not None
+            buying = chances.double().numpy()
+            found = estimated(scored.terms, buying, buying * scored.inside, self.of)
+            low, high = calibration.interval(found.possible, found.shares)
+        else:
+            low, high = calibration.interval(scored.sums[:, 0], shares)
+        most = round(scored.inside.sum() * scale)
+        own = torch.sigmoid(best.logits + shift).tolist()
+        return _Outlook(expected * shares, min(low, most), min(high, most), round(above * scale), own)
 
-    def score(self, bundles: Sequence[Sequence[int]], best: int) -> _Scored:
+    def chances(self, scored: _Scored) -> Tensor:
+        """The chances of all users to take the first bundle."""  # [users]
+        assert self.calibration is not None
+        shift = float(shifts(scored.logits[:, None].numpy(), self.calibration.expected(scored.sums)[:1])[0])
+        return torch.sigmoid(scored.logits + shift)
+
+    def score(self, bundles: Sequence[Sequence[int]], best: int, *, with_ids: bool = False) -> _Scored:
         """Scores all users for several bundles."""
-        new = Ragged.from_lists(bundles, self.shop.device)
-        contents = self.shop.interactions.bundle_item
-        owners = Owners(new, contents, len(self.shop.dataset.items))
+        bundle_count = len(self.shop.interactions.bundle_item)
         # Without a calibration, only the sums of the probabilities are used.
         calibration = self.calibration or NewBundleCalibration(0, 0, "none")
-        sums, logits, leading = np.zeros((3, len(bundles))), [], None
-        users = 0
-        self._progress(self._stage, 0, self._count)
-        for number, (ids, histories) in enumerate(self._user_batches()):
-            if not len(ids):
-                continue
+        sums, leading = np.zeros((3, len(bundles))), None
+        names, logits, inside, terms = list[str](), list[Tensor](), list[Mask](), [np.zeros((3, 0))]
+        self._done = 0
+        self._report()
+        for batch in self._everyone.scores(bundles):
+            ids, histories, logs, lacks = batch.ids, batch.histories, batch.logs, batch.lacks
             with torch.inference_mode():
-                key = hash(tuple(ids))
-                if self._normalisers.get(number, (None,))[0] != key:
-                    self._normalisers[number] = key, normaliser(self.model, histories, contents)
-                log_sums = self._normalisers[number][1]
-                logs = new_log_probabilities(self.model, histories, contents, new, log_sums)
-                lacks = ~owners.have_all(histories)
-                sums += calibration.sums(logs, histories, lacks, len(contents))
+                sums += calibration.sums(logs, histories, lacks, bundle_count)
                 first = (
                     logs[:, :1] if self.calibration is None else calibration.logits(logs[:, :1], histories)
                 )
                 first = first.masked_fill(~lacks[:, :1], -torch.inf)[:, 0]
                 logits.append(first.float().cpu())
-                batch = _Users(list(ids), first, logs[:, 0].exp(), histories).best(best)
-                leading = batch if leading is None else leading.with_more(batch).best(best)
-            users += len(ids)
-            self._progress(self._stage, users, self._count and max(users, self._count))
+                if self.of is not None:
+                    terms.append(calibration.terms(logs[:, 0], histories, lacks[:, 0], bundle_count))
+                among = None if self._in_segment is None else self._in_segment(ids, histories)
+                inside.append(np.ones(len(ids), bool) if among is None else among)
+                found = _Users(list(ids), first, logs[:, 0].exp(), histories).best(best, among)
+                leading = found if leading is None else leading.with_more(found).best(best)
+            if with_ids:
+                names += ids
+            self._done += len(ids)
+            self._report()
         if leading is None:
             raise ConfigError("the shop has no users, so a bundle has no audience")
-        self._stage, self._count = "users, for a better item", users
-        return _Scored(sums, torch.cat(logits), leading)
+        self._stage, self._count = "users, for a better item", self._done
+        everybody = np.concatenate(inside)
+        return _Scored(names, sums, np.concatenate(terms, axis=1), torch.cat(logits), everybody, leading)
+
+
+@dataclass(frozen=True)
+class _Outlook:
+    """What is forecast for the users of the segment. None: there is no calibration."""
+
+    expected: float | None
+    low: int | None
+    high: int | None
+    above: int | None
+    chances: list[float] | list[None]
+    """Of the best users."""
 
 
 # ── A better item ────────────────────────────────────────────────────────────────────
@@ -353,7 +457,8 @@ def _replacement(
         tried = places[0][values[0] > -torch.inf].tolist()
     if not tried:
         return None
-    found = audience.worth(audience.score([(*rest, item) for item in tried], 1).sums)
+    scored = audience.score([(*rest, item) for item in tried], 1)
+    found = audience.worth(scored.sums * audience.scale(scored))
     place = int(np.argmax(found))
     if found[place] <= worth:
         return None

@@ -86,14 +86,23 @@ def new_log_probabilities(
     """Log-probabilities of new bundles, each compared with the bundles of the shop. `log_sums` is the result
     of `normaliser`, if it is known.
 
-    A forecast assumes that a new bundle sells like the median bundle. It does not use `new_bundle_credit`:
-    that number is chosen for the best ranking, and most new bundles sell less.
+    A forecast assumes that a new bundle sells like the median bundle (see `with_median_sales`).
     """  # [rows, new]
-    if can(model, SalesScorer) and len(sales := model.known_sales()):
-        new = Contents.of(new, sales.median().expand(len(new)))
+    new = with_median_sales(model, new)
     scores = require(model, Matcher).score_new_bundles(histories, contents, new)
     model.checked("score_new_bundles", scores, len(histories), len(new))
     return scores - (normaliser(model, histories, contents) if log_sums is None else log_sums)
+
+
+def with_median_sales(model: Model, new: Ragged) -> Ragged:
+    """Returns new bundles with the expected sales of a forecast: those of the median bundle.
+
+    A forecast does not use `new_bundle_credit`: that number is chosen for the best ranking, and most new
+    bundles sell less.
+    """
+    if can(model, SalesScorer) and len(sales := model.known_sales()):
+        return Contents.of(new, sales.median().expand(len(new)))
+    return new
 
 
 def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -> Calibration | None:

@@ -127,15 +127,28 @@ class NewBundleCalibration:
         counts = torch.log1p(histories.bundles.lengths.double()).cpu().numpy()
         return _sums(lifts, counts, lacks.double().cpu().numpy(), self.fit, self.activity)
 
+    def terms(self, logs: Tensor, histories: Histories, lacks: Tensor, bundles: int) -> Numbers:
+        """The terms of `sums` for one bundle: `logs` and `lacks` have [rows]."""  # [3, rows]
+        lacking = lacks.double()
+        active = lacking * torch.exp(self.activity * torch.log1p(histories.bundles.lengths.double()))
+        lifts = torch.exp(self.fit * (logs.double() + math.log(max(1, bundles))))
+        terms: Numbers = torch.stack([lacking, active, lacking * lifts]).cpu().numpy()
+        return terms
+
     def expected(self, sums: Numbers) -> Numbers:
         """The expected numbers of buyers."""  # [n]
         return _expected(sums, self.levels, self.intercept, self.level)
 
-    def interval(self, sums: Numbers) -> tuple[int, int]:
-        """The interval for the number of buyers of one bundle. `sums` has [3]."""
-        means = np.array([_expected(sums, self.levels, *each) for each in self.resampled])
-        low, high = interval(means, self.dispersion)
-        return int(min(low, sums[0])), int(min(high, sums[0]))
+    def interval(self, sums: Numbers, shares: float | Numbers = 1.0) -> tuple[int, int]:
+        """The interval for the number of buyers of one bundle.
+
+        `sums` has [3], or [3, n] for n values that estimated sums may have. `shares` is the share of the
+        buyers to count: one number, or n.
+        """
+        means = shares * np.array([_expected(sums, self.levels, *each) for each in self.resampled])
+        low, high = interval(means.ravel(), self.dispersion)
+        most = np.max(sums[0])
+        return int(min(low, most)), int(min(high, most))
 
     def logits(self, logs: Tensor, histories: Histories) -> Tensor:
         """The log-odds [rows, n] that users buy bundles, apart from a constant for each bundle."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from math import exp
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -13,7 +15,16 @@ from rich.table import Table
 from bundlemage.cli import show
 from bundlemage.cli.ask import describe, known_id, note_unknown, user_in_data
 from bundlemage.cli.commands import FromModel
-from bundlemage.cli.options import AsJson, Count, Device, ModelFolder, UserOptions
+from bundlemage.cli.options import (
+    AsJson,
+    Count,
+    Device,
+    ModelFolder,
+    OptionalCount,
+    Overwrite,
+    SegmentOptions,
+    UserOptions,
+)
 from bundlemage.cli.texts import ids
 from bundlemage.errors import ConfigError
 
@@ -37,6 +48,15 @@ REQUEST = FromModel(
     },
     metavars={"at_least": "TAG=N", "at_most": "TAG=N", "costs": "ID=COST", "one_per": "TAG"},
 )
+BuyersFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the ids and chances of the users who would buy it to this .csv, .parquet or .jsonl file.",
+    ),
+]
 _KINDS = {"item": "has the item", "bundle": "has the bundle", "partial": "in the bundle"}
 
 
@@ -137,6 +157,11 @@ def score_bundle(
     price: float | None = None,
     discount: float | None = None,
     k: int = 5,
+    sample: OptionalCount = None,
+    segment: SegmentOptions = None,
+    output: BuyersFile = None,
+    least_chance: float | None = None,
+    overwrite: Overwrite = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -151,11 +176,30 @@ def score_bundle(
         --price: Price of the bundle. Default: the sum of the items' prices.
         --discount: Instead of --price: a fraction off, such as 0.2.
         -k, --k: Number of users to list, and of similar bundles.
+        --sample N: Estimate from so many users, drawn at random. In a large shop this takes much less time.
+        --least-chance: With --output: write the users with at least this chance. Default: the users above
+            the forecast's threshold.
     """
+    from bundlemage.campaigns.audience import BUYERS
+    from bundlemage.data.row_files import check_replaceable, write_rows
+    from bundlemage.progress import stderr_display
     from bundlemage.recommender import Recommender
 
-    model = Recommender.load(folder, device=device)
-    forecast = model.score_bundle(ids(items), price, discount=discount, k=k)
+    if output is not None:
+        if sample is not None:
+            raise ConfigError("--output lists all users who would buy, so it cannot use a --sample")
+        check_replaceable(output, BUYERS, overwrite=overwrite)
+    elif least_chance is not None:
+        raise ConfigError("--least-chance says whom --output lists: give --output as well")
+    model, names = Recommender.load(folder, device=device), ids(items)
+    with stderr_display() as progress:
+        forecast = model.score_bundle(
+            names, price, discount=discount, k=k, among=segment, sample=sample, progress=progress
+        )
+        if output is not None:
+            table = model.buyers(names, among=segment, least_chance=least_chance, progress=progress)
+            rows = write_rows(table.to_batches(), BUYERS, output)
+            show.notes.print(f"{rows:,} users who would buy it are in {show.plain(str(output))}")
     if as_json:
         show.print_json(forecast.model_dump(mode="json"))
         return
@@ -219,13 +263,18 @@ def _audience(forecast: BundleForecast, shop: ShopSettings) -> list[str]:
     if forecast.price is not None:
         off = f"  [green]−{forecast.discount:.0%}[/]" if forecast.discount and forecast.discount > 0 else ""
         lines.append(f"price {show.money(forecast.price, shop)}{off}")
+    users = f"{forecast.of:,} users"
+    if forecast.in_segment is not None:
+        users = f"the {forecast.in_segment:,} users of the segment"
     if forecast.expected is not None:
         amount = forecast.expected_takings
         takings = "" if amount is None else f", takings {show.money(amount, shop)}"
         lines.append(
-            f"about [bold]{forecast.expected:,.1f}[/] of {forecast.asked:,} users would buy it "
+            f"about [bold]{forecast.expected:,.1f}[/] of {users} would buy it "
             f"({forecast.low:,} to {forecast.high:,}){takings}"
         )
+        if forecast.sampled:
+            lines.append(f"an estimate from {forecast.asked:,} of {forecast.of:,} users")
         lines.append(f"{forecast.above:,} have a chance above {forecast.threshold:.1%}")
     if forecast.weakest is not None:
         without = "" if forecast.weakest.without is None else f": {forecast.weakest.without:,.1f} without it"

@@ -15,6 +15,7 @@ from bundlemage.wire.shop import OwnedRule, StockRule
 if TYPE_CHECKING:
     from bundlemage.core.filters import Filter
     from bundlemage.core.history import User
+    from bundlemage.core.segments import Segment
     from bundlemage.engines.base import Engine
 
 # ── Single options ───────────────────────────────────────────────────────────────────────────────
@@ -174,6 +175,33 @@ def _filter(
     return None if where == Filter() else where
 
 
+def _segment(
+    tag: str | None = None,
+    least_items: int | None = None,
+    most_items: int | None = None,
+    least_bundles: int | None = None,
+    most_bundles: int | None = None,
+    users: list[str] | None = None,
+) -> Any:
+    """The part of the users that is asked about, or None if none of these options is given.
+
+    Users:
+        --tag TAG: Only users who own an item with this tag, alone or in a bundle.
+        --least-items N: Only users with at least so many items of their own.
+        --most-items N: Only users with at most so many items of their own.
+        --least-bundles N: Only users with at least so many bundles.
+        --most-bundles N: Only users with at most so many bundles.
+        --users ID,ID: Only these users.
+    """
+    from bundlemage.core.segments import Segment
+
+    given = (tag, least_items, most_items, least_bundles, most_bundles, users)
+    if all(each is None for each in given):
+        return None
+    numbers = (least_items, most_items, least_bundles, most_bundles)
+    return Segment(tag, *numbers, None if users is None else ids(users))
+
+
 def _recall(index: bool = False, least_recall: float | None = None) -> float | None:
     """The share of an exact search's answers that an index must find, or None for a search without an index.
 
@@ -191,4 +219,5 @@ EngineOptions = Annotated["Engine", FromFunction(_engine)]
 UserOptions = Annotated["User", FromFunction(_user)]
 UserOrAll = Annotated["User | None", FromFunction(_user_or_all)]
 FilterOptions = Annotated["Filter | None", FromFunction(_filter)]
+SegmentOptions = Annotated["Segment | None", FromFunction(_segment)]
 IndexOptions = Annotated["float | None", FromFunction(_recall)]

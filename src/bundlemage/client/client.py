@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from io import StringIO
 from operator import index
 from typing import Any, Final, Self, TypeAlias, TypeVar
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
-from bundlemage.client.transport import ServiceError, Transport
+from bundlemage.client.transport import ServiceError, Transport, refusal_of
 from bundlemage.errors import ConfigError
 from bundlemage.wire.answers import (
     BundleOut,
@@ -35,8 +38,8 @@ from bundlemage.wire.answers import (
     Written,
 )
 from bundlemage.wire.design import LONG_SECONDS, SERVED_SECONDS, DesignRequest
-from bundlemage.wire.design_answers import DesignsFor, ExplanationsFor, ForecastOut
-from bundlemage.wire.requests import Audience, Body, HistoryOf, Where
+from bundlemage.wire.design_answers import DesignsFor, ExplanationsFor, ForecastLine, ForecastOut
+from bundlemage.wire.requests import Audience, Body, HistoryOf, SegmentIn, Where
 from bundlemage.wire.shop import OwnedRule, StockRule
 
 Id: TypeAlias = str | int
@@ -56,7 +59,7 @@ _NAMES: Final = {
     "request_id": "request_id",
 }
 """The fields of an interaction, and their names in the API. Dicts may use either."""
-_LISTS: Final = {"items", "bundles", "exclude", "among", "tags"}
+_LISTS: Final = {"items", "bundles", "exclude", "among", "tags", "users"}
 
 
 @dataclass(frozen=True)
@@ -203,17 +206,68 @@ class Client:
         *,
         discount: float | None = None,
         k: int = 10,
+        segment: SegmentIn | Mapping[str, Any] | None = None,
+        sample: int | None = None,
+        on_estimate: Callable[[ForecastOut], object] | None = None,
+        on_progress: Callable[[WorkOut], object] | None = None,
         request_id: str | None = None,
     ) -> ForecastOut:
         """Forecast which users would take a bundle that does not exist yet, and which item would improve it.
 
         The model ignores prices. A price, or a discount on the items' prices, is only used for the takings.
-        In a large shop this takes minutes. With a `request_id` of your own, `progress` in another thread says
-        how far it is.
+        `segment` limits the forecast to a part of the users, such as `{"tag": "Horror"}`. With `sample`, the
+        forecast is an estimate from so many users, and takes a second or two.
+
+        In a large shop the exact forecast may take minutes. With `on_estimate`, this function is first called
+        with an estimate (from `sample` or 2,000 users), unless the shop has no more users than that. With
+        `on_progress`, that function is called about twice a second. If one of them raises an error, the
+        service stops the work. Such a request is not repeated if the connection is lost. With a `request_id`
+        of your own, `progress` in another thread says how far the forecast is.
         """
-        body = {"items": items, "price": price, "discount": discount, "k": k}
-        headers = _named(request_id)
-        return self._post(ForecastOut, "/v1/bundles:score", body, headers=headers, work=LONG_SECONDS)
+        body: dict[str, Any] = {"items": items, "price": price, "discount": discount, "k": k}
+        body["sample"] = sample
+        body["segment"] = None if segment is None else _fields(segment)
+        options: dict[str, Any] = {"headers": _named(request_id), "work": LONG_SECONDS}
+        if on_estimate is None and on_progress is None:
+            return self._post(ForecastOut, "/v1/bundles:score", body, **options)
+        sent = _to_json({name: value for name, value in body.items() if value is not None})
+        query = {"stream": "true"}
+        with closing(self._transport.lines("/v1/bundles:score", sent, query=query, **options)) as lines:
+            for text in lines:
+                line = self._parsed(ForecastLine, text)
+                if line.estimate is not None and on_estimate is not None:
+                    on_estimate(line.estimate)
+                if line.progress is not None and on_progress is not None:
+                    on_progress(line.progress)
+                if line.problem is not None:
+                    raise refusal_of(line.problem)
+                if line.forecast is not None:
+                    return line.forecast
+        raise ServiceError(f"{self.url} ended the answer before the forecast. Ask again")
+
+    def buyers(
+        self,
+        items: Sequence[Id],
+        *,
+        segment: SegmentIn | Mapping[str, Any] | None = None,
+        least_chance: float | None = None,
+        request_id: str | None = None,
+    ) -> list[tuple[str, float]]:
+        """Return the users who would take a bundle that does not exist yet: their ids and their chances.
+
+        The likeliest come first. The list has the users with at least `least_chance`, or above the threshold
+        of the forecast if it is None. The key needs the role `write`.
+        """
+        body: dict[str, Any] = {"items": items, "least_chance": least_chance}
+        body["segment"] = None if segment is None else _fields(segment)
+        sent = _to_json({name: value for name, value in body.items() if value is not None})
+        headers = {**_named(request_id), "Accept": "text/csv"}
+        _, content = self._transport.ask(
+            "POST", "/v1/bundles:buyers", body=sent, headers=headers, work=LONG_SECONDS
+        )
+        rows = csv.reader(StringIO(content.decode("utf-8"), newline=""))
+        next(rows, None)
+        return [(name, float(chance)) for name, chance in rows]
 
     def work(self) -> WorkList:
         """Return the designs, explanations and forecasts that wait or run, and how far they are.
@@ -399,14 +453,19 @@ class Client:
         """Send a request and parse the answer. `options` are those of `Transport.ask`."""
         sent = None if body is None else _to_json(body)
         response, content = self._transport.ask(method, path, body=sent, **options)
+        return self._parsed(kind, content, response.status, response.headers.get("x-request-id"))
+
+    def _parsed(
+        self, kind: type[Answer], content: bytes, status: int = 200, request_id: str | None = None
+    ) -> Answer:
         try:
             return kind.model_validate_json(content)
         except ValueError as error:
             raise ServiceError(
-                f"{self.url} answers {response.status} with a body that is not an answer of BundleMage. "
+                f"{self.url} answers {status} with a body that is not an answer of BundleMage. "
                 "Check the address, and that the client and the service have the same version",
-                status=response.status,
-                request_id=response.headers.get("x-request-id"),
+                status=status,
+                request_id=request_id,
             ) from error
 
 

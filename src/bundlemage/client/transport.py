@@ -10,7 +10,7 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from functools import partial
@@ -165,6 +165,32 @@ class Transport:
             raise self._refusal(response, content)
         return response, content
 
+    def lines(
+        self, path: str, body: Any, *, query: Mapping[str, str], headers: Mapping[str, str], work: float
+    ) -> Generator[bytes, None, None]:
+        """Send a POST request once, on a connection of its own. Yields the lines of the answer as they come.
+
+        Raises a ServiceError if the answer is an error or breaks off. Closing the iterator closes the
+        connection. `work` is as in `ask`.
+        """
+        target, timeout = f"{self._prefix}{path}?{urlencode(query)}", self._timeout + work
+        connection = self._connect()
+        connection.timeout = timeout
+        try:
+            connection.request("POST", target, _json(body), {**self._headers, **headers})
+            response = connection.getresponse()
+            if not 200 <= response.status < 300:
+                raise self._refusal(response, response.read())
+            while line := response.readline():
+                yield line
+        except TimeoutError as error:
+            raise self._no_answer(f"no answer within {timeout:g} s", "POST") from error
+        except (*_LOST, OSError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise self._no_answer(reason, "POST") from error
+        finally:
+            connection.close()
+
     def _with_retries(self, request: _Request, timeout: float) -> Response:
         """Send a request, with retries, and return the response whatever its status is."""
         for retry in range(self._retries + 1):
@@ -247,8 +273,10 @@ class Transport:
                 title=response.reason,
                 request_id=response.headers.get("x-request-id"),
             )
-        return ServiceError(
-            f"{problem.title}: {problem.detail} (status {response.status}, request {problem.request_id})",
-            status=response.status,
-            problem=problem,
-        )
+        return refusal_of(problem)
+
+
+def refusal_of(problem: ProblemOut) -> ServiceError:
+    """The error for a problem that the service reports."""
+    text = f"{problem.title}: {problem.detail} (status {problem.status}, request {problem.request_id})"
+    return ServiceError(text, status=problem.status, problem=problem)

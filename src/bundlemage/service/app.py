@@ -25,6 +25,7 @@ from bundlemage.service.middleware import Frame
 from bundlemage.service.routes import (
     catalogue,
     design,
+    forecasts,
     health,
     models,
     pages,
@@ -201,7 +202,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    for routes in (recommend, design, users, catalogue, models, work, session, health, pages):
+    for routes in (recommend, design, forecasts, users, catalogue, models, work, session, health, pages):
         app.include_router(routes.router)
     app.mount("/static", pages.STATIC)
     app.add_middleware(Frame)

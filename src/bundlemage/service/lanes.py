@@ -22,9 +22,9 @@ from bundlemage.service.problems import ApiError
 from bundlemage.wire.answers import WorkOut
 
 T = TypeVar("T")
-Kind: TypeAlias = Literal["forecast", "design", "explain", "insights"]
+Kind: TypeAlias = Literal["forecast", "estimate", "design", "explain", "insights"]
 
-AT_ONCE: Final[dict[Kind, int]] = {"forecast": 1, "design": 2, "explain": 1, "insights": 1}
+AT_ONCE: Final[dict[Kind, int]] = {"forecast": 1, "estimate": 1, "design": 2, "explain": 1, "insights": 1}
 """How many requests of each kind run at a time. They take CPU time from recommendations."""
 MOST_WAITING = 16
 """Maximum number of requests of each kind that may wait."""

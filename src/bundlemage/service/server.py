@@ -49,10 +49,11 @@ OTHER_FILES = 256
 _TICKS_PER_SWEEP = 5  # of 0.1 s each
 _END_OF_HEAD = b"\r\n\r\n"
 _HEALTH_CHECKS = {b"/healthz", b"/readyz", b"/metrics"}
-_LONG = {b"/v1/design", b"/v1/explain", b"/v1/bundles:score", b"/v1/insights", b"/v1/models/reload"}
+_FORECASTS = {b"/v1/bundles:score", b"/v1/bundles:buyers"}
+_LONG = {b"/v1/design", b"/v1/explain", *_FORECASTS, b"/v1/insights", b"/v1/models/reload"}
 """Requests that may take seconds. Other requests do not wait for them, so they are not counted."""
 _READING = {b"GET", b"HEAD"}
-_READS = {b"/v1/recommend", b"/v1/complete", b"/v1/design", b"/v1/explain", b"/v1/bundles:score"}
+_READS = {b"/v1/recommend", b"/v1/complete", b"/v1/design", b"/v1/explain", *_FORECASTS}
 """Paths whose POST requests read, too. The model answers them, and not the thread that writes."""
 _COUNTED, _REFUSAL = "bundlemage.counted", "bundlemage.refusal"
 _NO_ID = "0" * 16  # replaced by the request's id

@@ -12,10 +12,11 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final
 
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy import Connection, Select, Table, Text, delete, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql.selectable import CompoundSelect
+from sqlalchemy.sql.selectable import CompoundSelect, TextualSelect
 
 from bundlemage.errors import BundleMageError, IdempotencyError, StoreError
 from bundlemage.store.catalogue import Kind, check_known
@@ -27,6 +28,7 @@ from bundlemage.store.models import (
     insert_new,
     insert_or_replace,
     is_sqlite,
+    name_type,
     one_of,
     served,
     user_bundle,
@@ -186,8 +188,27 @@ class HistoryStore(StorePart):
     def user_count(self) -> int:
         """Return the number of users with a history."""
         with self._database.snapshot(long=True) as connection:
-            ids = sa.union(*(select(table.c.user_id) for table, _ in _TABLES.values())).subquery()
-            return connection.scalar(select(func.count()).select_from(ids)) or 0
+            return connection.scalar(select(func.count()).select_from(_each_user().subquery())) or 0
+
+    def sample_of_users(self, size: int, seed: int = 0) -> tuple[list[str], int]:
+        """Return the ids of `size` users with a history, drawn at random, and the number of all such users.
+
+        The ids are in ascending order. If there are no more users than `size`, all are returned. The same
+        users in the store and the same seed give the same sample. Histories are not read, only ids.
+        """
+        random, count = np.random.default_rng(seed), 0
+        names, keys = np.empty(0, object), np.empty(0)
+        with self._database.snapshot(long=True) as connection:
+            rows = connection.execute(_each_user(), execution_options={"stream_results": True})
+            for part in rows.scalars().partitions(_READ_AT_ONCE):
+                count += len(part)
+                # Each user gets a random key. The users with the lowest keys are the sample.
+                names = np.concatenate([names, np.array(part, object)])
+                keys = np.concatenate([keys, random.random(len(part))])
+                if len(names) > size:
+                    lowest = np.argpartition(keys, size)[:size]
+                    names, keys = names[lowest], keys[lowest]
+        return sorted(names.tolist()), count
 
     def dated(self, kind: Kind) -> Iterator[tuple[str, str, int, str | None]]:
         """Yield each user's items or bundles with a time: the user, the thing, the time in microseconds since
@@ -334,6 +355,25 @@ def _histories() -> CompoundSelect[Any]:
         columns = (user_id, sa.literal(kind), names, moments)
         parts.append(select(*columns).where(one_of(user_id, "users")).group_by(user_id))
     return sa.union_all(*parts)
+
+
+@cache
+def _each_user() -> TextualSelect:
+    """A query for the ids of all users with a history, in ascending order.
+
+    It looks for the next id after the last one, in the key of each table. So it takes one step for a user,
+    and not one for each interaction, as `SELECT DISTINCT` would.
+    """
+
+    def lowest(above: str) -> str:
+        parts = (f"SELECT min(user_id) AS id FROM {table.name}{above}" for table, _ in _TABLES.values())
+        return f"SELECT min(id) FROM ({' UNION ALL '.join(parts)}) AS lowest"
+
+    following = lowest(" WHERE user_id > users.id")
+    return sa.text(
+        f"WITH RECURSIVE users(id) AS ({lowest('')} UNION ALL "
+        f"SELECT ({following}) FROM users WHERE id IS NOT NULL) SELECT id FROM users WHERE id IS NOT NULL"
+    ).columns(sa.Column("id", name_type()))
 
 
 def _add(connection: Connection, interactions: Sequence[InteractionRecord]) -> Recorded:

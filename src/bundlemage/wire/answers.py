@@ -263,11 +263,11 @@ class Reloaded(Out):
 
 
 class WorkOut(Out):
-    """A long request that waits or runs: a forecast, a design, an explanation or insights."""
+    """A long request that waits or runs: a forecast or its estimate, a design, an explanation or insights."""
 
     request_id: str
     """The id that the caller sent as X-Request-Id, or that the service chose."""
-    kind: Literal["forecast", "design", "explain", "insights"]
+    kind: Literal["forecast", "estimate", "design", "explain", "insights"]
     state: Literal["waiting", "running"]
     stage: str | None
     """What is counted in `done` and `of`, such as 'users'. It is null until the work says so."""

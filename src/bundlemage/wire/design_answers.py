@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from bundlemage.wire.answers import Answered, EntryOut, ForUser, Listing, Out
+from bundlemage.wire.answers import Answered, EntryOut, ForUser, Listing, Out, ProblemOut, WorkOut
 
 Code: TypeAlias = Literal[
     "has_item",
@@ -212,23 +212,30 @@ class BundleForecast(Out):
     discount: float | None
     asked: int
     """The number of users for whom the forecast was computed."""
+    of: int
+    """The number of users that the forecast is about. More than 'asked' if these are a sample."""
+    sampled: bool
+    """Whether the forecast is an estimate from a sample of the users."""
+    in_segment: int | None
+    """The number of users in the segment, estimated if 'sampled'. Null if the request names no segment."""
     expected: float | None
-    """How many users would ever buy the bundle. Users who have all its items do not count. Null: there is too
-    little data to say, and 'note' says why."""
+    """How many users of the segment, or of the shop, would ever buy the bundle. Users who have all its items
+    do not count. Null: there is too little data to say, and 'note' says why."""
     low: int | None
     high: int | None
-    """The number of buyers lies between 'low' and 'high' for nine of ten new bundles."""
+    """The number of buyers lies between 'low' and 'high' for nine of ten new bundles. If 'sampled', the
+    interval is wider, because it includes the sampling error."""
     above: int | None
     """The number of users with a chance above the threshold."""
     threshold: float | None
     """The chance above which a user is counted in 'above'. It is learned on bundles held out of training."""
     expected_takings: float | None
     people: tuple[ForecastPerson, ...]
-    """The users who like the bundle best, among the users whom the shop has now."""
+    """The users who like the bundle best, among those for whom the forecast was computed."""
     nearest: tuple[ForecastNeighbour, ...]
     """The bundles of the shop that are most similar."""
     weakest: ForecastWeakest | None
-    """The item that contributes least. Null for a bundle of one item."""
+    """The item that contributes least. Null for a bundle of one item, and for a segment."""
     replacement: ForecastReplacement | None
     """An item that would do better than the weakest one; null if none of the tried items would."""
     note: str | None = None
@@ -237,3 +244,16 @@ class BundleForecast(Out):
 
 class ForecastOut(Answered, BundleForecast):
     """The forecast for a bundle that does not exist yet."""
+
+
+class ForecastLine(Out):
+    """A line of a streamed forecast. One of the fields is not null."""
+
+    estimate: ForecastOut | None = None
+    """The estimate from a sample: the first line, unless the sample has all users."""
+    progress: WorkOut | None = None
+    """How far the exact forecast is. Such lines follow about twice a second."""
+    forecast: ForecastOut | None = None
+    """The exact forecast: the last line."""
+    problem: ProblemOut | None = None
+    """Why there is no exact forecast: the last line instead of the forecast."""

@@ -36,6 +36,8 @@ MANY: Final = 10_000
 """Maximum number of ids in one list."""
 MOST_ITEMS: Final = 100
 """Maximum number of items in a bundle that is designed or scored."""
+MOST_SAMPLED: Final = 1_000_000
+"""Maximum number of users in a sample."""
 MOST_OFF: Final = 0.99
 """Maximum discount on a bundle that is designed or scored."""
 MOST_ERRORS: Final = 20
@@ -111,6 +113,7 @@ Number = BeforeValidator(_checked_number)
 BodyPrice = Annotated[Price, Number]
 Discount = Annotated[float, Field(ge=0, le=MOST_OFF), Number]
 Flag = Annotated[bool, Strict()]
+HowManyOwned = Annotated[int, Field(ge=0, le=1_000_000), Number]
 Audience: TypeAlias = Literal["customer", "shop"]
 """Who reads a sentence: the customer ("you have") or the shop ("they have")."""
 Language = Annotated[str, StringConstraints(min_length=1, max_length=50, pattern=r"^[A-Za-z0-9_-]+$")]
@@ -280,6 +283,23 @@ class ExplainIn(UserOrHistory):
         return self
 
 
+class SegmentIn(Body):
+    """A part of the users: those who meet all conditions. At least one condition is needed."""
+
+    tag: Tag | None = None
+    """Only users who own an item with this tag, alone or in a bundle."""
+    least_items: HowManyOwned | None = None
+    """Only users with at least this many items of their own. Items in bundles do not count."""
+    most_items: HowManyOwned | None = None
+    """Only users with at most this many items of their own."""
+    least_bundles: HowManyOwned | None = None
+    """Only users with at least this many bundles."""
+    most_bundles: HowManyOwned | None = None
+    """Only users with at most this many bundles."""
+    users: Annotated[list[BodyId], Field(fail_fast=True)] | None = Field(default=None, max_length=MANY)
+    """Only users with these ids. Ids of users without a history are ignored."""
+
+
 class ScoreIn(Body):
     """A bundle that does not exist yet."""
 
@@ -291,6 +311,22 @@ class ScoreIn(Body):
     k: Annotated[K, Number] = Field(
         default=10, description="The number of users, and the number of similar bundles, in the answer."
     )
+    segment: SegmentIn | None = None
+    """The part of the users whose purchases are forecast. The default is all users."""
+    sample: Annotated[int, Field(ge=1, le=MOST_SAMPLED), Number] | None = None
+    """Estimate from a sample of this many users, which takes a second or two. The default is the exact
+    forecast of all users. With `stream=true`, it is the sample of the estimate that comes first, 2,000
+    users by default."""
+
+
+class BuyersIn(Body):
+    """A bundle that does not exist yet, and which of its likely buyers to list."""
+
+    items: list[BodyId] = Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)
+    segment: SegmentIn | None = None
+    """Only users of this part. The default is all users."""
+    least_chance: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), Number] | None = None
+    """Only users with at least this chance. The default is the 'threshold' of the forecast."""
 
 
 # ── The shop ─────────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
@@ -128,6 +128,13 @@ def check_known_items(live: Live, bundle: Bundle) -> None:
     """Raise an ApiError (409) if the model knows none of the items of a bundle."""
     if not any(map(live.in_model, bundle.items)):
         raise newer_than_the_model(f"all items of the bundle {bundle.id!r} are")
+
+
+def check_in_model(live: Live, items: Iterable[str]) -> None:
+    """Raise an ApiError (409) if the model does not know one of the items."""
+    for name in items:
+        if not live.in_model(name):
+            raise newer_than_the_model(f"the item {name!r} is")
 
 
 async def answer_to(

@@ -1,8 +1,7 @@
-"""Routes for designed bundles, explanations, and forecasts for bundles that do not exist yet."""
+"""Routes for designed bundles and explanations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,25 +10,24 @@ from fastapi import APIRouter, Request
 from bundlemage.live import Live
 from bundlemage.progress import Progress
 from bundlemage.service.answerer import check_catalogue
-from bundlemage.service.problems import impossible_design, newer_than_the_model
+from bundlemage.service.problems import impossible_design
 from bundlemage.service.routes.common import (
     RequestId,
     SeesCosts,
     TheService,
     about,
     allow,
+    check_in_model,
     check_known_items,
     owned_of,
 )
 from bundlemage.store.records import Owned
 from bundlemage.store.repository import Store
 from bundlemage.wire.design import DesignIn
-from bundlemage.wire.design_answers import DesignedItem, DesignsFor, Explained, ExplanationsFor, ForecastOut
-from bundlemage.wire.requests import ExplainIn, ScoreIn, UserOrHistory
+from bundlemage.wire.design_answers import DesignedItem, DesignsFor, Explained, ExplanationsFor
+from bundlemage.wire.requests import ExplainIn, UserOrHistory
 
 router = APIRouter(prefix="/v1", tags=["design"])
-USERS_AT_A_TIME = 500
-"""The number of users that are read from the store at a time. In between, other requests get their turn."""
 IN_A_DESIGN = 10
 """Maximum number of reasons for each item of a design. It is small because a design has many items."""
 IN_AN_EXPLANATION = 100
@@ -50,7 +48,7 @@ async def design(
     def work(live: Live, progress: Progress) -> DesignsFor:
         needed = (*body.start, *body.must)
         check_catalogue(live, items=(*needed, *body.costs))
-        _check_in_model(live, needed)
+        check_in_model(live, needed)
         owned = _owned(live, service.store, body)
         # Items that are newer than the model are never added, so their costs do not matter.
         costs = {name: cost for name, cost in body.costs.items() if live.in_model(name)}
@@ -82,7 +80,7 @@ async def explain(
         names = list(dict.fromkeys(body.bundles or ()))
         explained = () if body.item is None else (body.item,)
         check_catalogue(live, items=(*explained, *body.items), bundles=names)
-        _check_in_model(live, explained)
+        check_in_model(live, explained)
         for name in names:
             check_known_items(live, live.stock.bundles[name])
         owned = _owned(live, service.store, body)
@@ -103,40 +101,6 @@ async def explain(
     return await service.at_length("explain", request, work)
 
 
-@router.post("/bundles:score", **allow("read", 409, 413, 504))
-async def score(body: ScoreIn, service: TheService, request_id: RequestId, request: Request) -> ForecastOut:
-    """Forecast how many and which users would take a new bundle, and which item would improve it.
-
-    All users with a history are considered. The price does not affect the number of buyers, only the revenue.
-    In a large shop this takes minutes: GET /v1/work says how far it is. To cancel it, close the connection.
-    """
-
-    def work(live: Live, progress: Progress) -> ForecastOut:
-        check_catalogue(live, items=body.items)
-        _check_in_model(live, body.items)
-        forecast = live.score_bundle(
-            body.items,
-            body.price,
-            discount=body.discount,
-            k=body.k,
-            users=partial(everyone, service.store),
-            count=service.store.user_count(),
-            progress=progress,
-        )
-        version = live.record.version
-        return ForecastOut(**vars(forecast), request_id=request_id, model_version=version)
-
-    return await service.at_length("forecast", request, work)
-
-
-def everyone(store: Store) -> Iterator[Mapping[str, Owned]]:
-    """Yields the histories of all users in the store, page by page: user id → history."""
-    after = ""
-    while users := store.user_ids(USERS_AT_A_TIME, after):
-        after = users[-1]
-        yield store.histories(users, in_order=False)
-
-
 def _shortened(item: DesignedItem, most: int) -> DesignedItem:
     return item if item.why is None else item.model_copy(update={"why": item.why.shortened(most)})
 
@@ -147,9 +111,3 @@ def _owned(live: Live, store: Store, request: UserOrHistory) -> Owned:
     owned = owned_of(request) or Owned()
     check_catalogue(live, owned.items, owned.bundles)
     return owned
-
-
-def _check_in_model(live: Live, items: Sequence[str]) -> None:
-    for name in items:
-        if not live.in_model(name):
-            raise newer_than_the_model(f"the item {name!r} is")

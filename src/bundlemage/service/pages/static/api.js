@@ -67,7 +67,12 @@ async function bodyOf(response) {
  * Sends a request and returns the answer. If the service cannot be reached, waits and sends it again.
  * `once` is for requests that must not be sent twice: they fail instead.
  */
-async function ask(method, path, { body, query, signal, key, id, onlyNew, once = false } = {}) {
+async function ask(method, path, options = {}) {
+  return bodyOf(await send(method, path, options));
+}
+
+/** Sends a request like `ask`. Returns the response when its headers are there. */
+async function send(method, path, { body, query, signal, key, id, onlyNew, once = false } = {}) {
   const parameters = new URLSearchParams(
     Object.entries(query ?? {}).filter(([, value]) => value !== "" && value != null),
   );
@@ -93,10 +98,39 @@ async function ask(method, path, { body, query, signal, key, id, onlyNew, once =
       signal?.throwIfAborted();
       continue;
     }
+    if (response.ok) return response;
     const answer = await bodyOf(response);
-    if (response.ok) return answer;
     if (response.status === 401 && location.pathname !== "/login") return toLogin();
     throw new Problem(response.status, answer ?? {});
+  }
+}
+
+/**
+ * Asks for a forecast. Calls `onEstimate` with an estimate first, unless the shop is small, and
+ * `onProgress` while the exact forecast is computed. Returns the exact forecast.
+ */
+async function streamForecast(question, { signal, id, onEstimate, onProgress }) {
+  const response = await send("POST", "/v1/bundles:score", {
+    body: question,
+    query: { stream: "true" },
+    signal,
+    id,
+  });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ; ) {
+    const { value, done } = await reader.read().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return { done: true };
+    });
+    if (done) throw new Unreachable();
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines.map((text) => JSON.parse(text))) {
+      if (line.estimate) onEstimate(line.estimate);
+      if (line.progress) onProgress(line.progress);
+      if (line.problem) throw new Problem(line.problem.status, line.problem);
+      if (line.forecast) return line.forecast;
+    }
   }
 }
 
@@ -111,7 +145,9 @@ export const api = {
   complete: (question, signal) => ask("POST", at("complete"), { body: question, signal }),
   design: (question, signal, id) => ask("POST", at("design"), { body: question, signal, id }),
   explain: (question, signal) => ask("POST", at("explain"), { body: question, signal }),
-  scoreBundle: (question, signal, id) => ask("POST", "/v1/bundles:score", { body: question, signal, id }),
+  forecast: streamForecast,
+  buyers: async (question, signal, id) =>
+    (await send("POST", "/v1/bundles:buyers", { body: question, signal, id })).blob(),
   work: (signal) => ask("GET", at("work"), { signal, once: true }),
   record: (interactions, key) => ask("POST", at("interactions"), { body: { interactions }, key }),
   items: (query, signal) => ask("GET", at("items"), { query, signal }),

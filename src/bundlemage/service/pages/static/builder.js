@@ -242,7 +242,7 @@ async function begin() {
   suggestions = completer({ draft: () => state, onAdd: add, shown: () => !whole() });
   saving = saver({ mayWrite: session.may("write"), user: () => state.user, bundle: draft });
   designs = designer({ shopData, draft: () => state, onTake: take });
-  forecast = forecaster({ draft: forecastable, onSwap: swap });
+  forecast = forecaster({ draft: forecastable, mayWrite: session.may("write"), onSwap: swap });
   if (start.get("design") === "yes") byId("way-whole").checked = true;
   for (const name of ["way-items", "way-whole"]) byId(name).addEventListener("change", showWay);
   try {

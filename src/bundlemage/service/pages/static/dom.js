@@ -66,6 +66,13 @@ export const randomKey = () =>
     "",
   );
 
+/** Saves a file on the user's computer. */
+export function download(content, name) {
+  const address = URL.createObjectURL(content);
+  h("a", { href: address, download: name }).click();
+  URL.revokeObjectURL(address);
+}
+
 // ── Words for numbers ────────────────────────────────────────────────────────────────────────────
 
 const whole = new Intl.NumberFormat("en");

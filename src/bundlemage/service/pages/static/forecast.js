@@ -1,7 +1,18 @@
 // The forecast for a new bundle: who would buy it, and which item would improve it.
 
 import { api, Newest } from "./api.js";
-import { byId, count, figure, h, percent, plural, randomKey, titleOf } from "./dom.js";
+import {
+  busy,
+  byId,
+  count,
+  download,
+  figure,
+  h,
+  percent,
+  plural,
+  randomKey,
+  titleOf,
+} from "./dom.js";
 import { announce, problemBox } from "./frame.js";
 import { price } from "./money.js";
 import { withProgress } from "./progress.js";
@@ -11,7 +22,7 @@ const FEW = 5; // the number of users and similar bundles that are listed
 const about = (number) => (number >= 100 ? count(Math.round(number)) : figure(number, 2));
 
 function audience(forecast) {
-  const everyone = plural(forecast.asked, "user");
+  const everyone = plural(forecast.of, "user");
   if (forecast.expected === null)
     return h("p", {}, `${everyone} considered. There is too little data to say how many would buy it.`);
   const many = forecast.above ? plural(forecast.above, "user has", "users have") : "No user has";
@@ -24,6 +35,14 @@ function audience(forecast) {
       h("b", {}, about(forecast.expected)),
       ` of ${everyone} would buy it (${count(forecast.low)} to ${count(forecast.high)}).`,
     ),
+    forecast.sampled
+      ? h(
+          "p",
+          { class: "fine" },
+          `An estimate from ${count(forecast.asked)} of them.`,
+          h("span", { class: "counting" }, " Counting on…"),
+        )
+      : null,
     h("p", {}, sure),
     forecast.expected_takings === null
       ? null
@@ -97,8 +116,11 @@ function weakest(forecast, onSwap) {
   );
 }
 
-/** `draft()` returns the current {items, discount}. The discount is null if there is none. */
-export function forecaster({ draft, onSwap }) {
+/**
+ * `draft()` returns the current {items, discount}. The discount is null if there is none. `mayWrite` says
+ * whether the key may list the buyers.
+ */
+export function forecaster({ draft, mayWrite, onSwap }) {
   const asking = new Newest();
   const [button, place] = [byId("forecast-ask"), byId("forecast")];
 
@@ -106,6 +128,46 @@ export function forecaster({ draft, onSwap }) {
     asking.stop();
     announce("Stopped.");
     button.focus(); // the pressed button is removed
+  }
+
+  function show(forecast) {
+    place.replaceChildren(
+      h(
+        "div",
+        { class: "forecast", data: { sampled: forecast.sampled } },
+        audience(forecast),
+        weakest(forecast, onSwap),
+        likeliestUsers(forecast),
+        forecast.sampled ? null : listButton(forecast),
+        neighbours(forecast),
+        forecast.note ? h("p", { class: "fine" }, forecast.note) : null,
+      ),
+    );
+    announce(place.querySelector("p").textContent);
+    place.scrollIntoView({ block: "nearest" });
+  }
+
+  /** A button that saves the list of buyers as a file. The list needs a key of role "write". */
+  function listButton(forecast) {
+    if (!mayWrite || !forecast.above) return null;
+    const question = { items: forecast.items.map((item) => item.id) };
+    const save = h("button", { type: "button", class: "quiet", id: "buyers" }, "Save the list of buyers (CSV)");
+    save.addEventListener("click", () =>
+      busy(save, async () => {
+        try {
+          const list = await withProgress(
+            byId("forecast-work"),
+            randomKey(),
+            (id) => asking.run((signal) => api.buyers(question, signal, id)),
+            () => asking.stop(),
+          );
+          if (list) download(list, "buyers.csv");
+        } catch (error) {
+          place.append(problemBox(error));
+        }
+      }),
+    );
+    return save;
   }
 
   async function ask() {
@@ -122,23 +184,12 @@ export function forecaster({ draft, onSwap }) {
       const forecast = await withProgress(
         byId("forecast-work"),
         randomKey(),
-        (id) => asking.run((signal) => api.scoreBundle(question, signal, id)),
+        (id, onProgress) =>
+          asking.run((signal) => api.forecast(question, { signal, id, onEstimate: show, onProgress })),
         cancel,
       );
-      if (!forecast) return;
-      place.replaceChildren(
-        h(
-          "div",
-          { class: "forecast" },
-          audience(forecast),
-          weakest(forecast, onSwap),
-          likeliestUsers(forecast),
-          neighbours(forecast),
-          forecast.note ? h("p", { class: "fine" }, forecast.note) : null,
-        ),
-      );
-      announce(place.querySelector("p").textContent);
-      place.scrollIntoView({ block: "nearest" });
+      if (forecast) show(forecast);
+      else place.querySelector(".counting")?.remove(); // it was cancelled, and the estimate stays
     } catch (error) {
       place.replaceChildren(problemBox(error, ask));
     } finally {

@@ -13,8 +13,9 @@ function inWords({ state, stage, done, of, seconds_left: left }) {
 }
 
 /**
- * Runs `ask(requestId)`, a long request with this id. Until it ends, shows its progress in `place`, with a
- * button if there is `onCancel`. Returns the answer.
+ * Runs `ask(requestId, onProgress)`, a long request with this id. Until it ends, shows its progress in
+ * `place`, with a button if there is `onCancel`. A request whose answer tells its progress calls
+ * `onProgress`. Returns the answer.
  */
 export async function withProgress(place, requestId, ask, onCancel) {
   const bar = h("progress", { "aria-label": "Progress" });
@@ -31,17 +32,21 @@ export async function withProgress(place, requestId, ask, onCancel) {
       // If the service is too busy to answer this, it may answer the next time.
       const { work } = await api.work(ended.signal).catch(() => ({ work: [] }));
       const now = work.find((each) => each.request_id === requestId);
-      if (!now || ended.signal.aborted) continue; // another process of the service works on it
-      words.textContent = inWords(now);
-      if (now.of) [bar.max, bar.value] = [now.of, now.done];
-      else bar.removeAttribute("value"); // moves without an end
-      if (!box.isConnected) place.append(box);
+      if (now) show(now); // otherwise another process of the service works on it
     }
+  }
+
+  function show(now) {
+    if (ended.signal.aborted) return;
+    words.textContent = inWords(now);
+    if (now.of) [bar.max, bar.value] = [now.of, now.done];
+    else bar.removeAttribute("value"); // moves without an end
+    if (!box.isConnected) place.append(box);
   }
 
   watch();
   try {
-    return await ask(requestId);
+    return await ask(requestId, show);
   } finally {
     ended.abort();
     box.remove();
