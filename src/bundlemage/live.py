@@ -422,17 +422,17 @@ class LiveShop(Shop):
         known = goods.owned(histories, goods.contents)
         if not later:
             return known
-        rows, values = [known.row_of_entry()], [known.values]
+        rows, values = known.row_of_entry().tolist(), known.values.tolist()
         places, newer = self.dataset.bundles.known_positions, self.rows.newer
         for row, user in enumerate(users):
             assert isinstance(user, History)
             names = [name for name in map(str, user.items) if name in later]
             for bundle in map(str, user.bundles):
                 names += newer.get(places.get(bundle, -1), ())
-            if names:
-                values.append(torch.tensor([later[name] for name in names], device=self.device))
-                rows.append(torch.full_like(values[-1], row))
-        return rows_of_pairs(torch.cat(rows), torch.cat(values), len(histories), goods.items)
+            values += [later[name] for name in names]
+            rows += [row] * len(names)
+        pairs = np.array(rows, np.int64), np.array(values, np.int64)
+        return rows_of_pairs(*pairs, len(histories), goods.items, self.device)
 
     def item_name(self, position: int) -> str:
         """Returns the id of an item in `goods`."""

@@ -147,7 +147,8 @@ def test_an_answer_carries_all_that_a_page_needs(client: httpx.Client, service: 
     plain = ok(client.get(f"/v1/users/{SOMEONE}/bundles", params={"k": 3}))
     assert all("items" not in bundle for bundle in plain["bundles"])
     assert set(plain["bundles"][0]) == {
-        "id", "title", "price", "discount", "tags", "score", "rank", "source"
+        "id", "title", "price", "discount", "tags", "score", "rank", "source",
+        "owned", "missing", "to_pay", "sold_out",
     }  # fmt: skip
 
 
@@ -186,7 +187,9 @@ def test_whole_numbers_are_taken_as_ids(own: httpx.Client) -> None:
         as_text = {"user_id": "9", "where": {"exclude": ["71"]}}
         bundles = ok(own.post("/v1/recommend", json=asked))["bundles"]
         assert bundles == ok(own.post("/v1/recommend", json=as_text))["bundles"]
-    assert ids(own.post("/v1/recommend", json={"user_id": 9, "where": {"among": [71]}})) == ["71"]
+    assert ids(own.post("/v1/recommend", json={"user_id": 9, "where": {"among": [71]}, "owned": "show"})) == [
+        "71"
+    ]
     assert "g0022" not in ids(own.post("/v1/complete", json={"user_id": 9, "items": ["g0022", 7]}), "items")
     designed = {"user_id": 9, "start": ["g0022"], "forbid": [7, 8], "n": 1, "reasons": False}
     assert ok(own.post("/v1/design", json=designed))["bundles"]
@@ -235,7 +238,8 @@ def test_filters_let_through_what_they_say_and_keep_the_order(own: httpx.Client)
     shop = every_bundle(own)
     items = {each["id"]: each for each in ok(own.get("/v1/items", params={"limit": 500}))["items"]}
     items |= {each["id"]: each for each in ok(own.get("/v1/items?limit=500&offset=500"))["items"]}
-    everything = ids(own.post("/v1/recommend", json={"user_id": SOMEONE, "k": 100}))
+    question = {"user_id": SOMEONE, "k": 100, "stock": "show"}
+    everything = ids(own.post("/v1/recommend", json=question))
     tag = shop[everything[3]]["tags"][0]
     prices = sorted(shop[name]["price"] for name in everything)
     low, high = prices[25], prices[75]
@@ -253,16 +257,16 @@ def test_filters_let_through_what_they_say_and_keep_the_order(own: httpx.Client)
         "together": ({"tags": [tag], "max_price": high}, lambda b: tag in b["tags"] and b["price"] <= high),
     }
     for name, (where, let_through) in passes.items():
-        posted = ids(own.post("/v1/recommend", json={"user_id": SOMEONE, "k": 100, "where": where}))
+        posted = ids(own.post("/v1/recommend", json={**question, "where": where}))
         assert posted, name
         assert all(let_through(shop[each]) for each in posted), name
         expected = [each for each in everything if let_through(shop[each])]
         assert 0 < len(expected) < len(everything), name  # the filter has something to do
         assert posted[: len(expected)] == expected, name
-        query: dict[str, Any] = {"k": 100, **where}
+        query: dict[str, Any] = {"k": 100, "stock": "show", **where}
         assert ids(own.get(f"/v1/users/{SOMEONE}/bundles", params=query)) == posted, name
     chosen = {"among": [everything[5], everything[2], "not-in-the-shop"]}
-    answered = ids(own.post("/v1/recommend", json={"user_id": SOMEONE, "where": chosen}))
+    answered = ids(own.post("/v1/recommend", json={**question, "where": chosen}))
     assert answered == [everything[2], everything[5]]
 
 

@@ -455,17 +455,6 @@ class TestLive:
         assert found["pair"].source == "popular"
 
 
-def test_counts_do_not_depend_on_how_they_are_counted(
-    model: Recommender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bundlemage.core import ownership
-
-    users = list(model.dataset.users)
-    dense = model.recommend_many(users, 10)
-    monkeypatch.setattr(ownership, "MOST_COUNTED", 0)
-    assert model.recommend_many(users, 10) == dense
-
-
 def test_rows_with_repeats_are_owned_once(model: Recommender, naive: Naive) -> None:
     from bundlemage.models.base import Histories
 

@@ -19,35 +19,57 @@ from scipy import sparse
 from torch import Tensor
 
 from bundlemage.models.base import Histories
-from bundlemage.models.ragged import Ragged, offsets_of
+from bundlemage.models.ragged import Ragged
 from bundlemage.wire.shop import OwnedRule, Pays
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
-MOST_COUNTED = 2**23
-"""The maximum number of pairs of a user and a bundle for which owned items are counted in a dense table."""
 
 
 def owned_items(histories: Histories, contents: Ragged, items: int) -> Ragged:
     """Returns the items that each user owns, alone or in a bundle, in ascending order. `items` is the number
     of all items."""
-    bundles = histories.bundles
-    inside = contents.rows(bundles.values)  # a row for each bundle of each user
-    rows = torch.cat([histories.items.row_of_entry(), bundles.row_of_entry()[inside.row_of_entry()]])
-    values = torch.cat([histories.items.values, inside.values])
-    return rows_of_pairs(rows, values, len(histories), items)
+    alone, bundles = histories.items, histories.bundles
+    bundle, inside = _inside(contents, bundles.values)
+    rows = np.concatenate([_row_of_entry(alone), _row_of_entry(bundles)[bundle]])
+    values = np.concatenate([_array(alone.values), inside])
+    return rows_of_pairs(rows, values, len(histories), items, contents.device)
 
 
-def rows_of_pairs(rows: Tensor, values: Tensor, count: int, width: int) -> Ragged:
+def rows_of_pairs(rows: Whole, values: Whole, count: int, width: int, device: torch.device) -> Ragged:
     """Returns `count` rows, each with its values in ascending order and without repeats. All values are below
     `width`."""
-    keys = torch.unique(rows * width + values)
-    lengths = torch.bincount(keys.div(width, rounding_mode="floor"), minlength=count)
-    return Ragged(keys % width, offsets_of(lengths))
+    keys = np.sort(rows * width + values)
+    keys = keys[np.diff(keys, prepend=-1) > 0]
+    offsets = np.searchsorted(keys, np.arange(count + 1) * width)
+    return Ragged(torch.from_numpy(keys % width), torch.from_numpy(offsets)).to(device)
+
+
+def _inside(contents: Ragged, bundles: Tensor) -> tuple[Whole, Whole]:
+    """Returns, for each item of these bundles, the place of its bundle among them, and the item."""
+    if contents.device.type != "cpu":  # few rows are copied, and not the contents of all bundles
+        rows = contents.rows(bundles)
+        return _row_of_entry(rows), _array(rows.values)
+    chosen, offsets = _array(bundles), _array(contents.offsets)  # NumPy is faster here than PyTorch
+    starts = offsets[chosen]
+    lengths = offsets[chosen + 1] - starts
+    before = np.cumsum(lengths) - lengths
+    places = np.repeat(starts - before, lengths) + np.arange(lengths.sum())
+    return np.repeat(np.arange(len(chosen)), lengths), _array(contents.values)[places]
+
+
+def _array(tensor: Tensor) -> Whole:
+    array: Whole = tensor.cpu().numpy()
+    return array
+
+
+def _row_of_entry(ragged: Ragged) -> Whole:
+    """The row of each entry."""
+    return np.repeat(np.arange(len(ragged)), np.diff(_array(ragged.offsets)))
 
 
 class Demoted(NamedTuple):
-    """Pairs of a row and a bundle that a rule demotes or hides. A pair may occur more than once."""
+    """Pairs of a row and a bundle that a rule demotes or hides."""
 
     rows: Tensor
     bundles: Tensor
@@ -62,55 +84,53 @@ class Goods:
         self.contents, self.items = contents, items
 
     @cached_property
-    def sizes(self) -> Tensor:
+    def _sizes(self) -> Whole:
         """The number of items of each bundle."""  # [bundles]
-        return self.contents.lengths
+        return np.diff(_array(self.contents.offsets))
 
     @cached_property
-    def holders(self) -> Ragged:
-        """For each item, the bundles that contain it."""
-        ones = np.ones(len(self.contents.values), np.int8)
-        values, offsets = (part.cpu().numpy() for part in (self.contents.values, self.contents.offsets))
-        shape = (len(self.contents), self.items)
-        by_item = sparse.csr_matrix((ones, values, offsets), shape).tocsc()  # faster than a sort
-        return Ragged.from_csr(by_item, self.contents.device)
+    def _holders(self) -> sparse.csr_matrix:
+        """For each item, the bundles that contain it."""  # [items, bundles]
+        by_item = _matrix(self.contents, self.items).tocsc()  # faster than a sort
+        return sparse.csr_matrix((by_item.data, by_item.indices, by_item.indptr), by_item.shape[::-1])
 
     def owned(self, histories: Histories, contents: Ragged) -> Ragged:
         """Returns the items that each user owns. `contents` has the items of the bundles in the histories."""
         return owned_items(histories, contents, self.items)
 
-    def counted(self, owned: Ragged) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns pairs of a row and a bundle, and how many of its items the user owns. Every bundle with
-        such an item is there, some of them more than once."""
-        held = self.holders.rows(owned.values)
-        rows, bundles = owned.row_of_entry()[held.row_of_entry()], held.values
-        width = len(self.contents)
-        keys = rows * width + bundles
-        if len(owned) * width > MOST_COUNTED:
-            keys, counts = torch.unique(keys, return_counts=True)
-            return keys.div(width, rounding_mode="floor"), keys % width, counts
-        table = torch.zeros(len(owned) * width, dtype=torch.int32, device=keys.device)
-        table.scatter_add_(0, keys, torch.ones_like(keys, dtype=torch.int32))
-        return rows, bundles, table[keys]
+    def _counted(self, owned: Ragged) -> sparse.csr_matrix:
+        """The number of items of each bundle that each user owns. Only the bundles of these items are read.
+        SciPy does this many times faster than PyTorch does."""  # [rows, bundles]
+        return _matrix(owned, self.items) @ self._holders
 
     def demoted(self, owned: Ragged, rule: OwnedRule, mostly_owned: float) -> Demoted | None:
         """Returns the bundles that the rule demotes or hides for each user; None if it is `show`."""
         if rule == "show":
             return None
-        rows, bundles, counts = self.counted(owned)
-        sizes = self.sizes[bundles]
-        found = counts >= (sizes * mostly_owned - 1e-6)  # 2 of 3 items are a share of 2/3
-        rows, bundles, counts, sizes = (each[found] for each in (rows, bundles, counts, sizes))
-        shares = (sizes - counts) / sizes
-        return Demoted(rows, bundles, torch.zeros_like(shares) if rule == "hide" else shares)
+        counts = self._counted(owned)
+        needed = np.ceil(self._sizes * mostly_owned - 1e-6)  # 2 of 3 items are a share of 2/3
+        found = np.flatnonzero(counts.data >= needed[counts.indices])
+        rows = np.searchsorted(counts.indptr, found, side="right") - 1
+        bundles = counts.indices[found].astype(np.int64)
+        shares = (1 - counts.data[found] / self._sizes[bundles]).astype(np.float32)
+        if rule == "hide":
+            shares[:] = 0
+        device = self.contents.device
+        return Demoted(*(torch.from_numpy(each).to(device) for each in (rows, bundles, shares)))
 
     def whole(self, owned: Ragged) -> Tensor:
         """True for each user and bundle if the user owns all items of the bundle."""  # [rows, bundles]
-        rows, bundles, counts = self.counted(owned)
-        every = counts == self.sizes[bundles]
-        has = (self.sizes == 0).repeat(len(owned), 1)
-        has[rows[every], bundles[every]] = True
+        has = torch.from_numpy(np.tile(self._sizes == 0, (len(owned), 1))).to(self.contents.device)
+        found = self.demoted(owned, "hide", 1.0)
+        assert found is not None
+        has[found.rows, found.bundles] = True
         return has
+
+
+def _matrix(rows: Ragged, columns: int) -> sparse.csr_matrix:
+    values, offsets = _array(rows.values), _array(rows.offsets)
+    shape = (len(rows), columns)
+    return sparse.csr_matrix((np.ones(len(values), np.int32), values, offsets), shape)
 
 
 # ── Facts of an answer ───────────────────────────────────────────────────────────────────────────
@@ -202,9 +222,8 @@ def lines_of(
     """Returns the items of the answers. Answer n shows the bundle `bundles[n]` to the user in the row
     `rows[n]` of `owned`. `item_facts` has the prices of items and whether they are sold out, `bundle_facts`
     the prices and discounts of bundles."""
-    inside = goods.contents.rows(torch.from_numpy(bundles).to(goods.contents.device))
-    answers, places = inside.row_of_entry().cpu().numpy(), inside.values.cpu().numpy()
-    has = (owned.row_of_entry() * goods.items + owned.values).cpu().numpy()  # ascending
+    answers, places = _inside(goods.contents, torch.from_numpy(bundles).to(goods.contents.device))
+    has = _row_of_entry(owned) * goods.items + _array(owned.values)  # ascending
     asked = rows[answers] * goods.items + places
     is_owned = np.zeros(len(asked), bool)
     if len(has):
