@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from bundlemage.campaigns.limits import Block, Floats, Limits, Whole, highest, serve, serve_best
+from bundlemage.campaigns.limits import Block, Floats, Limits, Shown, Whole, highest, serve, serve_best
 from bundlemage.campaigns.plan import Offer, Plan, Planner, Scored
 from bundlemage.campaigns.settings import CampaignSummary
 from bundlemage.core.history import Id
@@ -137,20 +137,31 @@ class _Work:
             results = []
             for users in self._blocks(number):
                 served += len(users)
-                results.append(self._block(users, next(answers), prices, last=served == len(self.users)))
+                results.append(self._block(users, next(answers), prices, served))
                 progress("users", served, len(self.users))
             tables, tallies = zip(*results, strict=True)
             self.tallies.append(_added(tallies))
             self.folder.write_part(number, pa.concat_tables(tables), self.tallies[-1])
 
-    def _block(self, users: Whole, scored: Scored, prices: Floats, *, last: bool) -> tuple[pa.Table, Tally]:
-        """Serves a block of users. Returns the rows of the result file, and the sums for the summary."""
-        block, per_user = scored.block, self.settings.per_user
-        bounds = _bounds(block, self.offer.limits, self.plan, per_user)
+    def _chosen(self, block: Block, prices: Floats, served: int) -> Shown:
+        """Chooses bundles for a block of users, which ends at the user number `served`."""
+        if (shown := self.plan.shown) is not None:
+            mine = slice(*np.searchsorted(shown[0], (served - len(block), served)))
+            places, bundles = shown[0][mine] - (served - len(block)), shown[1][mine]
+            shares = None if block.shares is None else block.shares[places, bundles]
+            # All fit, unless the model's scores are not those from which the plan was made.
+            fits = self.limits.admitted(bundles, shares, self.room)
+            return places[fits], bundles[fits]
         narrow = block if self.plan.chosen is None else block.of(self.columns)
-        serving = serve_best if last else serve
-        places, columns = serving(narrow, self.limits, self.room, prices, per_user)
-        bundles = self.columns[columns]
+        serving = serve_best if served == len(self.users) else serve
+        places, columns = serving(narrow, self.limits, self.room, prices, self.settings.per_user)
+        return places, self.columns[columns]
+
+    def _block(self, users: Whole, scored: Scored, prices: Floats, served: int) -> tuple[pa.Table, Tally]:
+        """Serves a block of users. Returns the rows of the result file, and the sums for the summary."""
+        block = scored.block
+        bounds = _bounds(block, self.offer.limits, self.plan, self.settings.per_user)
+        places, bundles = self._chosen(block, prices, served)
         self.times += np.bincount(bundles, minlength=len(self.times))
         chance, value = scored.chances[places, bundles], block.values[places, bundles]
         price = self.offer.prices[self.offer.bundles[bundles]]
@@ -184,6 +195,8 @@ class _Work:
         total = _added(self.tallies)
         limits, best = self.offer.limits, total["unconstrained"]
         bound = _bound(total, limits, self.plan, self.settings.different_at_most)
+        if self.plan.bound is not None:
+            bound = max(total["value"], min(bound, self.plan.bound))
         return CampaignSummary(
             users=len(self.users),
             **{name: total[name] for name in ("with_nothing", "by_popularity", "shown", "value", "sales")},
