@@ -32,14 +32,22 @@ class Choice:
     """Searches for the best set of at most `most` bundles, on all users or a sample of them."""
 
     def __init__(
-        self, block: Block, limits: Limits, room: Floats, per_user: int, most: int, *, whole: bool
+        self,
+        block: Block,
+        limits: Limits,
+        room: Floats,
+        per_user: int,
+        most: int,
+        *,
+        whole: bool,
+        work: int = WORK,
     ) -> None:
         self.block, self.limits, self.per_user, self.most = block, limits, per_user, most
         self.room = room
         """The room of each limit for these users."""
         self.whole = whole
         """Whether these are all users. If not, users may also get fractions of bundles."""
-        self.work_left = WORK
+        self.work_left = work
 
     def best(self) -> Whole:
         """Returns the best set found: a greedy choice, improved by exchanging single bundles."""

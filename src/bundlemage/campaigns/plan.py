@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 
 from bundlemage.campaigns.chances import Calibration, chances_of
-from bundlemage.campaigns.choice import CANDIDATES, Choice
+from bundlemage.campaigns.choice import CANDIDATES, WORK, Choice
 from bundlemage.campaigns.limits import (
     Block,
     Demand,
@@ -39,6 +39,8 @@ from bundlemage.models.base import Matcher, Model, require
 VALUES_AT_A_TIME = 2**21
 """The number of values that are held at once, one for each user and bundle: 16 MB."""
 SAMPLE_USERS = 8192
+QUICK_USERS, QUICK_WORK = 1024, 2**27
+"""The size of a sample, and the work of a choice of bundles (see `choice.WORK`), for a quick answer."""
 STEPS_AGAIN, SOFTNESS_AGAIN = 40, 0.02
 """Used when prices are learned again while users are served. Both are small: earlier prices are close."""
 
@@ -58,7 +60,15 @@ class Scored:
 class Offer:
     """The candidates of a campaign, as positions in the shop, with their prices and limits."""
 
-    def __init__(self, settings: Campaign, model: Model, shop: Shop, calibration: Calibration | None) -> None:
+    def __init__(
+        self,
+        settings: Campaign,
+        model: Model,
+        shop: Shop,
+        calibration: Calibration | None,
+        stock: Whole | None = None,
+    ) -> None:
+        """`stock` is used instead of the catalogue's stock of the items."""
         self.settings, self.model, self.shop, self.calibration = settings, model, shop, calibration
         takings = settings.value == "takings"
         try:
@@ -83,10 +93,11 @@ class Offer:
                 "there is no bundle to show: no bundle of the shop passes the filters"
                 + (" and has a known price and discount" if passing.any() else "")
             )
-        stock: Whole | None = None
-        if settings.stock:  # unknown stock counts as 0, as in filters
+        if stock is None and settings.stock:  # unknown stock counts as 0, as in filters
             known_stock = shop.item_shelf.column("stock").fill_null(0).to_numpy()
             stock = np.maximum(known_stock.astype(np.int64), 0)
+        self.stock = stock
+        """The stock of each item of the shop; None if it is no limit."""
 
         def limits_of(bundles: Whole) -> Limits:
             return Limits(
@@ -227,7 +238,7 @@ class Plan:
         if stored["bundles"] is None:
             return cls(prices, shown=shown, bound=stored["bound"])
         without = _numbered(stored["prices_without_choice"], offer)
-        return cls(prices, places(stored["bundles"]), without)
+        return cls(prices, places(stored["bundles"]), without, shown, stored["bound"])
 
 
 def _named(prices: Floats, offer: Offer) -> dict[str, dict[str, float]]:
@@ -244,40 +255,75 @@ def _numbered(named: Mapping[str, Mapping[str, float]], offer: Offer) -> Floats:
     return np.array([named.get(kind, {}).get(name, 0.0) for kind, name in names], float)
 
 
+@dataclass(frozen=True)
+class Relaxed:
+    """The best value of some users if they could get fractions of bundles. It is the sum of `gains`, and of
+    the limits' sizes times their prices."""
+
+    gains: Floats  # [users]
+    prices: Floats  # [limits]
+    room: Floats  # [limits]
+
+
 class Planner:
     """Learns prices on a sample of the users who are still to be served."""
 
-    def __init__(self, offer: Offer, users: Whole) -> None:
-        self.offer, self.users = offer, users
+    def __init__(
+        self, offer: Offer, users: Whole, *, quick: bool = False, drawn: Whole | None = None
+    ) -> None:
+        """With `quick`, the sample is smaller. `drawn` is a sample that was drawn before."""
+        self.offer, self.users, self.quick, self._given = offer, users, quick, drawn
         self._kept: Block | None = None
         width = len(offer.bundles)
         self.block_users = max(32, VALUES_AT_A_TIME // width)
-        self.sample_users = max(32, min(SAMPLE_USERS, VALUES_AT_A_TIME // min(width, CANDIDATES)))
+        most = min(QUICK_USERS if quick else SAMPLE_USERS, VALUES_AT_A_TIME // min(width, CANDIDATES))
+        self.sample_users = max(32, most)
 
     def plan(self) -> Plan:
         """Returns the plan for all users."""
-        limits, per_user = self.offer.limits, self.offer.settings.per_user
-        most = self.offer.settings.different_at_most
+        limits, settings = self.offer.limits, self.offer.settings
         if (everyone := self.everyone) is not None:
-            best = best_showings(everyone, limits, per_user, most)
-            return Plan(best.prices, shown=(best.users, best.bundles), bound=best.bound)
-        sample = self._sample(self._drawn, None)
-        room = limits.room / limits.units * (len(sample) / len(self.users))
-        any_bundle = learn(Demand(sample, limits, per_user), room)
-        if most is None or most >= len(self.offer.bundles):
+            best = best_showings(everyone, limits, settings.per_user, settings.different_at_most)
+            shown, bound = (best.users, best.bundles), best.bound
+            if best.chosen is None:
+                return Plan(best.prices, shown=shown, bound=bound)
+            room = limits.room / limits.units
+            prices = _own_limits(everyone, limits, best.prices_chosen, room, best.chosen)
+            return Plan(prices, best.chosen, best.prices, shown, bound)
+        sample = self._sample(self.drawn, None)
+        any_bundle = learn(Demand(sample, limits, settings.per_user), self._room)
+        if self.chosen is None:
             return Plan(any_bundle)
-        count = min(len(self._drawn), self.block_users)
-        some = self._drawn[np.linspace(0, len(self._drawn) - 1, count).astype(np.int64)]
-        chosen = Choice(
-            self.offer.scored(some).block,
-            limits,
-            limits.room / limits.units * (len(some) / len(self.users)),
-            per_user,
-            most,
-            whole=len(some) == len(self.users),
-        ).best()
-        prices = learn(Demand(self._sample(self._drawn, chosen), limits, per_user), room)
-        return Plan(_own_limits(sample, limits, prices, room, chosen), chosen, any_bundle)
+        prices = learn(Demand(self._sample(self.drawn, self.chosen), limits, settings.per_user), self._room)
+        return Plan(_own_limits(sample, limits, prices, self._room, self.chosen), self.chosen, any_bundle)
+
+    @cached_property
+    def chosen(self) -> Whole | None:
+        """The bundles to use, chosen on a sample of users; None if all may be used."""
+        limits, settings = self.offer.limits, self.offer.settings
+        most = settings.different_at_most
+        if most is None or most >= len(self.offer.bundles):
+            return None
+        count = min(len(self.drawn), self.block_users)
+        some = self.drawn[np.linspace(0, len(self.drawn) - 1, count).astype(np.int64)]
+        room = limits.room / limits.units * (len(some) / len(self.users))
+        block, whole = self.offer.scored(some).block, len(some) == len(self.users)
+        work = QUICK_WORK if self.quick else WORK
+        return Choice(block, limits, room, settings.per_user, most, whole=whole, work=work).best()
+
+    def relaxed(self) -> Relaxed:
+        """Returns the value of the sample's users if they could get fractions of bundles."""
+        limits, per_user = self.offer.limits, self.offer.settings.per_user
+        sample = self._sample(self.drawn, self.chosen)
+        prices = learn(Demand(sample, limits, per_user), self._room)
+        reduced = np.where(sample.values > 0, limits.reduced(prices, sample), 0.0)
+        return Relaxed(np.maximum(highest(reduced, per_user), 0.0).sum(1), prices, self._room)
+
+    @property
+    def _room(self) -> Floats:
+        """The room of each limit for the users of the sample."""
+        limits = self.offer.limits
+        return limits.room / limits.units * (len(self.drawn) / len(self.users))
 
     def prices(self, plan: Plan, served: int, room: Whole) -> Floats:
         """Prices for the users who are left, with the room that is left."""
@@ -287,7 +333,7 @@ class Planner:
         if len(users) <= self.sample_users:
             sample = self._sample(users, plan.chosen)  # all users who are left
         else:
-            sample = self._kept = self._kept or self._sample(self._drawn, plan.chosen)
+            sample = self._kept = self._kept or self._sample(self.drawn, plan.chosen)
         limits = self.offer.limits
         scaled = room / limits.units * (len(sample) / len(users))
         demand = Demand(sample, limits, self.offer.settings.per_user)
@@ -311,7 +357,10 @@ class Planner:
         return Block(values, np.concatenate(shares) if shares else None)
 
     @cached_property
-    def _drawn(self) -> Whole:
+    def drawn(self) -> Whole:
+        """The users of the sample."""
+        if self._given is not None:
+            return self._given
         if len(self.users) <= self.sample_users:
             return self.users
         random = np.random.default_rng(self.offer.settings.seed)

@@ -42,6 +42,10 @@ class Showings:
     bundles: Whole
     prices: Floats
     """The price of each limit, if any bundle may be shown."""
+    chosen: Whole | None
+    """The bundles among which these were chosen; None if these are all."""
+    prices_chosen: Floats
+    """The price of each limit, if only chosen bundles may be shown."""
     bound: float
     """No plan within the limits has a higher value."""
 
@@ -75,7 +79,9 @@ def best_showings(block: Block, limits: Limits, per_user: int, most_different: i
         bound = min(bound, found[1]) if few else bound
     users, bundles = shown
     order = np.lexsort((bundles, -block.values[users, bundles], users))
-    return Showings(users[order], bundles[order], prices, max(bound, _value(block, shown)))
+    chosen = None if len(columns) == limits.takes.shape[0] else columns
+    bound = max(bound, _value(block, shown))
+    return Showings(users[order], bundles[order], prices, chosen, own_prices, bound)
 
 
 def _value(block: Block, shown: Shown) -> float:
