@@ -23,8 +23,9 @@ from bundlemage.campaigns import chances
 from bundlemage.campaigns.chances import Calibration
 from bundlemage.campaigns.new_bundles import NewBundleCalibration, calibrate_new_bundles
 from bundlemage.campaigns.plan import Offer
-from bundlemage.campaigns.run import run_campaign
+from bundlemage.campaigns.run import run_campaign, settings_of, what_if
 from bundlemage.campaigns.settings import Campaign, CampaignSummary
+from bundlemage.campaigns.what_if import WhatIf
 from bundlemage.core.filters import Filter
 from bundlemage.core.history import Id
 from bundlemage.core.owned_rule import best_share
@@ -283,6 +284,30 @@ class Recommender(Asker):
         chosen = Campaign.of(where=where or Filter(), **settings)
         offer = Offer(chosen, self.model, self.shop, self.calibration, self.shop_settings)
         return run_campaign(offer, Path(folder), users, resume=resume, progress=progress)
+
+    def what_if(
+        self,
+        folder: str | Path,
+        changes: Mapping[str, float | str] | None = None,
+        *,
+        users: Iterable[Id] | None = None,
+        **more: float | str,
+    ) -> list[WhatIf]:
+        """Returns by how much the expected value of a finished campaign would change with another limit.
+
+        A change has the new size of a limit, or a difference such as "+200". The limits are budget,
+        shown_at_most, different_at_most, per_user, and `stock:ITEM` with an item's id. Each change counts
+        alone. `users` are those of the campaign, if it was not for all users.
+
+        >>> model.what_if("spring", {"stock:g0022": "+200"}, budget=2000)
+        """
+        require(self.model, Matcher)
+        asked = {**(changes or {}), **more}
+        if not asked:
+            raise ConfigError("give at least one change, such as budget=2000")
+        chosen = Campaign.of(**settings_of(Path(folder)))
+        offer = Offer(chosen, self.model, self.shop, self.calibration, self.shop_settings)
+        return what_if(offer, Path(folder), asked, users)
 
     # ── Saving and loading ───────────────────────────────────────────────────────────────────────
 

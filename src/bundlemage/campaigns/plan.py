@@ -7,11 +7,9 @@ is its Lagrange multiplier: the value that one more unit of the limit would add.
 from __future__ import annotations
 
 import hashlib
-import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,18 +17,20 @@ import pyarrow as pa
 import torch
 
 from bundlemage.campaigns.chances import Calibration, chances_of
+from bundlemage.campaigns.choice import CANDIDATES, WORK, Choice
 from bundlemage.campaigns.limits import (
     Block,
     Demand,
     Floats,
     Limits,
+    Shown,
     Whole,
     highest,
     learn,
     sampled,
-    serve_best,
 )
 from bundlemage.campaigns.settings import Campaign
+from bundlemage.campaigns.whole import best_showings
 from bundlemage.core.answering import batch_of, rows_at_a_time, slices
 from bundlemage.core.shop import Shop
 from bundlemage.errors import ConfigError
@@ -41,15 +41,10 @@ DEFAULT_RULES = ShopSettings()
 VALUES_AT_A_TIME = 2**21
 """The number of values that are held at once, one for each user and bundle: 16 MB."""
 SAMPLE_USERS = 8192
-CANDIDATES = 256
-"""For each user of a sample, only this many bundles are considered: the most valuable ones."""
+QUICK_USERS, QUICK_WORK = 1024, 2**27
+"""The size of a sample, and the work of a choice of bundles (see `choice.WORK`), for a quick answer."""
 STEPS_AGAIN, SOFTNESS_AGAIN = 40, 0.02
 """Used when prices are learned again while users are served. Both are small: earlier prices are close."""
-CHOICE_STEPS = 40
-WORK = 2**30
-"""The maximum number of values that the search for a better choice reads: about ten seconds of work."""
-IN_VAIN = 40
-"""The search tries the most promising exchanges first, and ends after this many without an improvement."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +69,11 @@ class Offer:
         shop: Shop,
         calibration: Calibration | None,
         rules: ShopSettings = DEFAULT_RULES,
+        stock: Whole | None = None,
     ) -> None:
+        """`stock` is used instead of the catalogue's stock of the items."""
         self.settings, self.model, self.shop, self.calibration = settings, model, shop, calibration
-        self._rules = rules.changed({"owned": settings.owned or rules.owned})
+        self.rules = rules.changed({"owned": settings.owned or rules.owned})
         takings = settings.value == "takings"
         try:
             self.prices = shop.bundle_shelf.prices  # [bundles of the shop], NaN if unknown
@@ -100,10 +97,11 @@ class Offer:
                 "there is no bundle to show: no bundle of the shop passes the filters"
                 + (" and has a known price and discount" if passing.any() else "")
             )
-        stock: Whole | None = None
-        if settings.stock:  # unknown stock counts as 0, as in filters
+        if stock is None and settings.stock:  # unknown stock counts as 0, as in filters
             known_stock = shop.item_shelf.column("stock").fill_null(0).to_numpy()
             stock = np.maximum(known_stock.astype(np.int64), 0)
+        self.stock = stock
+        """The stock of each item of the shop; None if it is no limit."""
 
         def limits_of(bundles: Whole) -> Limits:
             return Limits(
@@ -139,11 +137,11 @@ class Offer:
                 nothing = batch.no_history
                 logs[nothing] = shop.bundles().shares.clamp(min=1e-30).log()
                 part = chances_of(self.calibration, logs, histories)
-                if self._rules.owned != "show":
+                if self.rules.owned != "show":
                     part[histories.bundles.row_of_entry(), histories.bundles.values] = (
                         0.0  # the user has these
                     )
-                demoted = batch.goods.demoted(batch.owned, self._rules.owned, self._rules.mostly_owned)
+                demoted = batch.goods.demoted(batch.owned, self.rules.owned, self.rules.mostly_owned)
                 if demoted is not None:
                     part[demoted.rows, demoted.bundles] *= demoted.shares.to(part.dtype)
                 parts.append(part[:, eligible].cpu())
@@ -173,7 +171,7 @@ class Offer:
                 with pa.ipc.new_stream(sink, shelf.catalogue.schema) as writer:
                     writer.write_table(shelf.catalogue.combine_chunks())
                 catalogue.update(sink.getvalue())
-        rules = f"{self._rules.owned} {self._rules.mostly_owned}"
+        rules = f"{self.rules.owned} {self.rules.mostly_owned}"
         model = hashlib.sha256(f"{self.model.name} {self.calibration} {rules}".encode())
         model.update(self.shop.dataset.fingerprint().encode())
         for name, weights in sorted(self.model.state_dict().items()):
@@ -215,6 +213,11 @@ class Plan:
     """The bundles that are used, as places in `Offer.bundles`; None if all may be used."""
     any_bundle: Floats | None = None
     """If `chosen` is set: the prices without this choice. They give a second upper bound."""
+    shown: Shown | None = None
+    """If the campaign was planned as a whole: what each user is shown, as places in `Planner.users` and in
+    `Offer.bundles`, sorted by user."""
+    bound: float | None = None
+    """If `shown` is set: an upper bound of the value."""
 
     @property
     def proofs(self) -> list[Floats]:
@@ -222,18 +225,32 @@ class Plan:
 
     def to_json(self, offer: Offer) -> dict[str, Any]:
         ids = offer.shop.dataset.bundles
-        chosen = None if self.chosen is None else [ids[position] for position in offer.bundles[self.chosen]]
-        without = None if self.any_bundle is None else _named(self.any_bundle, offer)
-        return {"bundles": chosen, "prices": _named(self.prices, offer), "prices_without_choice": without}
+
+        def named(places: Whole) -> list[str]:
+            return [ids[position] for position in offer.bundles[places]]
+
+        return {
+            "bundles": None if self.chosen is None else named(self.chosen),
+            "prices": _named(self.prices, offer),
+            "prices_without_choice": None if self.any_bundle is None else _named(self.any_bundle, offer),
+            "shown": None
+            if self.shown is None
+            else {"users": self.shown[0].tolist(), "bundles": named(self.shown[1])},
+            "bound": self.bound,
+        }
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], offer: Offer) -> Plan:
-        prices = _numbered(stored["prices"], offer)
+        def places(names: Sequence[str]) -> Whole:
+            return np.searchsorted(offer.bundles, offer.shop.dataset.bundles.positions(names))
+
+        prices, shown = _numbered(stored["prices"], offer), stored["shown"]
+        if shown is not None:
+            shown = np.array(shown["users"], np.int64), places(shown["bundles"])
         if stored["bundles"] is None:
-            return cls(prices)
-        positions = offer.shop.dataset.bundles.positions(stored["bundles"])
-        chosen = np.searchsorted(offer.bundles, positions)
-        return cls(prices, chosen, _numbered(stored["prices_without_choice"], offer))
+            return cls(prices, shown=shown, bound=stored["bound"])
+        without = _numbered(stored["prices_without_choice"], offer)
+        return cls(prices, places(stored["bundles"]), without, shown, stored["bound"])
 
 
 def _named(prices: Floats, offer: Offer) -> dict[str, dict[str, float]]:
@@ -250,40 +267,85 @@ def _numbered(named: Mapping[str, Mapping[str, float]], offer: Offer) -> Floats:
     return np.array([named.get(kind, {}).get(name, 0.0) for kind, name in names], float)
 
 
+@dataclass(frozen=True)
+class Relaxed:
+    """The best value of some users if they could get fractions of bundles. It is the sum of `gains`, and of
+    the limits' sizes times their prices."""
+
+    gains: Floats  # [users]
+    prices: Floats  # [limits]
+    room: Floats  # [limits]
+
+
 class Planner:
     """Learns prices on a sample of the users who are still to be served."""
 
-    def __init__(self, offer: Offer, users: Whole) -> None:
-        self.offer, self.users = offer, users
+    def __init__(
+        self, offer: Offer, users: Whole, *, quick: bool = False, drawn: Whole | None = None
+    ) -> None:
+        """With `quick`, the sample is smaller. `drawn` is a sample that was drawn before."""
+        self.offer, self.users, self.quick, self._given = offer, users, quick, drawn
         self._kept: Block | None = None
         width = len(offer.bundles)
         self.block_users = max(32, VALUES_AT_A_TIME // width)
-        self.sample_users = max(32, min(SAMPLE_USERS, VALUES_AT_A_TIME // min(width, CANDIDATES)))
+        most = min(QUICK_USERS if quick else SAMPLE_USERS, VALUES_AT_A_TIME // min(width, CANDIDATES))
+        self.sample_users = max(32, most)
 
     def plan(self) -> Plan:
         """Returns the plan for all users."""
-        limits, per_user = self.offer.limits, self.offer.settings.per_user
-        sample = self._sample(self._drawn, None)
-        room = limits.room / limits.units * (len(sample) / len(self.users))
-        any_bundle = learn(Demand(sample, limits, per_user), room)
-        most = self.offer.settings.different_at_most
-        if most is None or most >= len(self.offer.bundles):
+        limits, settings = self.offer.limits, self.offer.settings
+        if (everyone := self.everyone) is not None:
+            best = best_showings(everyone, limits, settings.per_user, settings.different_at_most)
+            shown, bound = (best.users, best.bundles), best.bound
+            if best.chosen is None:
+                return Plan(best.prices, shown=shown, bound=bound)
+            room = limits.room / limits.units
+            prices = _own_limits(everyone, limits, best.prices_chosen, room, best.chosen)
+            return Plan(prices, best.chosen, best.prices, shown, bound)
+        sample = self._sample(self.drawn, None)
+        any_bundle = learn(Demand(sample, limits, settings.per_user), self._room)
+        if self.chosen is None:
             return Plan(any_bundle)
-        count = min(len(self._drawn), self.block_users)
-        some = self._drawn[np.linspace(0, len(self._drawn) - 1, count).astype(np.int64)]
-        chosen = Choice(self.offer, some, most, len(self.users)).best()
-        prices = learn(Demand(self._sample(self._drawn, chosen), limits, per_user), room)
-        return Plan(_own_limits(sample, limits, prices, room, chosen), chosen, any_bundle)
+        prices = learn(Demand(self._sample(self.drawn, self.chosen), limits, settings.per_user), self._room)
+        return Plan(_own_limits(sample, limits, prices, self._room, self.chosen), self.chosen, any_bundle)
+
+    @cached_property
+    def chosen(self) -> Whole | None:
+        """The bundles to use, chosen on a sample of users; None if all may be used."""
+        limits, settings = self.offer.limits, self.offer.settings
+        most = settings.different_at_most
+        if most is None or most >= len(self.offer.bundles):
+            return None
+        count = min(len(self.drawn), self.block_users)
+        some = self.drawn[np.linspace(0, len(self.drawn) - 1, count).astype(np.int64)]
+        room = limits.room / limits.units * (len(some) / len(self.users))
+        block, whole = self.offer.scored(some).block, len(some) == len(self.users)
+        work = QUICK_WORK if self.quick else WORK
+        return Choice(block, limits, room, settings.per_user, most, whole=whole, work=work).best()
+
+    def relaxed(self) -> Relaxed:
+        """Returns the value of the sample's users if they could get fractions of bundles."""
+        limits, per_user = self.offer.limits, self.offer.settings.per_user
+        sample = self._sample(self.drawn, self.chosen)
+        prices = learn(Demand(sample, limits, per_user), self._room)
+        reduced = np.where(sample.values > 0, limits.reduced(prices, sample), 0.0)
+        return Relaxed(np.maximum(highest(reduced, per_user), 0.0).sum(1), prices, self._room)
+
+    @property
+    def _room(self) -> Floats:
+        """The room of each limit for the users of the sample."""
+        limits = self.offer.limits
+        return limits.room / limits.units * (len(self.drawn) / len(self.users))
 
     def prices(self, plan: Plan, served: int, room: Whole) -> Floats:
         """Prices for the users who are left, with the room that is left."""
-        if not served or not len(room):
+        if not served or not len(room) or plan.shown is not None:
             return plan.prices
         users = self.users[served:]
         if len(users) <= self.sample_users:
             sample = self._sample(users, plan.chosen)  # all users who are left
         else:
-            sample = self._kept = self._kept or self._sample(self._drawn, plan.chosen)
+            sample = self._kept = self._kept or self._sample(self.drawn, plan.chosen)
         limits = self.offer.limits
         scaled = room / limits.units * (len(sample) / len(users))
         demand = Demand(sample, limits, self.offer.settings.per_user)
@@ -295,7 +357,22 @@ class Planner:
             yield users[start : start + self.block_users]
 
     @cached_property
-    def _drawn(self) -> Whole:
+    def everyone(self) -> Block | None:
+        """All users in the order in which they are served, if they are so few that this is one block."""
+        if len(self.users) > self.block_users:
+            return None
+        size = self.offer.settings.part_users  # scored in the same batches as when they are served
+        parts = [self.users[start : start + size] for start in range(0, len(self.users), size)]
+        blocks = [self.offer.scored(part).block for part in parts]
+        shares = [block.shares for block in blocks if block.shares is not None]
+        values = np.concatenate([block.values for block in blocks])
+        return Block(values, np.concatenate(shares) if shares else None)
+
+    @cached_property
+    def drawn(self) -> Whole:
+        """The users of the sample."""
+        if self._given is not None:
+            return self._given
         if len(self.users) <= self.sample_users:
             return self.users
         random = np.random.default_rng(self.offer.settings.seed)
@@ -325,141 +402,3 @@ def _own_limits(sample: Block, limits: Limits, prices: Floats, room: Floats, cho
             place = int(room[number])
             prices[number] = max(0.0, float(gains[place])) if place < len(gains) else 0.0
     return prices
-
-
-# ── The choice of bundles, if the number of different bundles is limited ─────────────────────────
-
-
-class Choice:
-    """Searches for the best set of at most `most` bundles, on a sample of users. `total` is the number of all
-    users."""
-
-    def __init__(self, offer: Offer, users: Whole, most: int, total: int) -> None:
-        self.block, self.limits = offer.scored(users).block, offer.limits
-        self.per_user, self.most = offer.settings.per_user, most
-        self.room = self.limits.room / self.limits.units * (len(users) / total)
-        """The room of each limit for these users."""
-        self.whole = len(users) == total
-        """Whether the sample has all users. If not, users may also get fractions of bundles."""
-        self.work_left = WORK
-
-    def best(self) -> Whole:
-        """Returns the best set found: a greedy choice, improved by exchanging single bundles."""
-        demand = Demand(sampled([self.block], CANDIDATES), self.limits, self.per_user)
-        prices = learn(demand, self.room, steps=CHOICE_STEPS)
-        reduced = self.limits.reduced(prices, self.block)
-        is_taken = (reduced >= highest(reduced, self.per_user)[:, :1]) & (reduced > 0)
-        demand_for = np.where(is_taken, self.block.values, 0.0).sum(0)
-        in_demand = np.sort(np.argsort(-demand_for, kind="stable")[: self.most])
-        starts = [in_demand, *(self._greedy(prices * factor) for factor in (0.0, 1.0))]
-        worths = [self._worth(start) for start in starts]
-        chosen, worth = max(zip(starts, worths, strict=True), key=lambda pair: pair[1])
-        better = True
-        while better:
-            better = False
-            for one_out, one_in in self._exchanges(chosen)[:IN_VAIN]:
-                if self.work_left < 0:
-                    return chosen
-                other = np.sort(np.append(chosen[chosen != one_out], one_in))
-                value = self._worth(other)
-                if value > worth * (1 + 1e-6):
-                    chosen, worth, better = other, value, True
-                    break
-        return chosen
-
-    def _worth(self, chosen: Whole) -> float:
-        """The value of a plan with these bundles; on a sample, an upper bound of it."""
-        block, limits = self.block.of(chosen), self.limits.restricted(chosen)
-        demand = Demand(sampled([block], CANDIDATES), limits, self.per_user)
-        prices = learn(demand, self.room, steps=CHOICE_STEPS)
-        self.work_left -= block.values.size * (CHOICE_STEPS + 1)
-        if not self.whole:
-            return demand.at(prices, self.room)[0]
-        shown = serve_best(block, limits, limits.room.copy(), prices, self.per_user)
-        return float(block.values[shown].sum())
-
-    def _exchanges(self, chosen: Whole) -> list[tuple[int, int]]:
-        """Pairs of a chosen bundle and another one, the most promising first."""
-        gains = _Gains(self, self.block.values)
-        worth_alone = []
-        for bundle in chosen:  # the gain that each adds to the bundles before it
-            gain, fraction = gains.of(int(bundle))
-            gains.take(int(bundle), fraction)
-            worth_alone.append(gain)
-        inside = chosen[np.argsort(worth_alone, kind="stable")]
-        gains.room = self.room.copy()  # a bundle that replaces another can use its room
-        outside = np.setdiff1d(np.arange(self.limits.takes.shape[0]), chosen)
-        promise = np.array([gains.of(int(bundle))[0] for bundle in outside])
-        outside = outside[np.argsort(-promise, kind="stable")]
-        pairs = product(range(len(inside)), range(len(outside)))
-        by_rank = sorted(pairs, key=lambda pair: (pair[0] + pair[1], pair[0]))
-        return [(int(inside[a]), int(outside[b])) for a, b in by_rank]
-
-    def _greedy(self, prices: Floats) -> Whole:
-        """Adds bundles one by one, each time the one with the largest gain.
-
-        The gain of a bundle only decreases as others are chosen. So a bundle with a low gain is evaluated
-        again only after those with a higher gain.
-        """
-        reduced = self.limits.reduced(prices, self.block)
-        reduced[self.block.values <= 0] = 0.0
-        gains = _Gains(self, reduced)
-        waiting = [(-gains.of(bundle)[0], bundle) for bundle in range(self.limits.takes.shape[0])]
-        heapq.heapify(waiting)
-        chosen: list[int] = []
-        while waiting and len(chosen) < self.most:
-            bundle = waiting[0][1]
-            gain, fraction = gains.of(bundle)
-            if len(waiting) > 1 and (-gain, bundle) > min(waiting[1:3]):
-                heapq.heapreplace(waiting, (-gain, bundle))
-                continue
-            heapq.heappop(waiting)
-            chosen.append(bundle)
-            gains.take(bundle, fraction)
-        return np.array(sorted(chosen), np.int64)
-
-
-class _Gains:
-    """The bundles that users have been given so far, and the gain of one more bundle."""
-
-    def __init__(self, choice: Choice, values: Floats) -> None:
-        self.limits, self.room, self.whole = choice.limits, choice.room.copy(), choice.whole
-        self.have = np.zeros((len(values), choice.per_user))  # the values of the bundles that each user has
-        bundles, self.user = np.nonzero(values.T > 0)
-        self.value, shares = values[self.user, bundles], choice.block.shares
-        self.share = np.ones(len(bundles)) if shares is None else shares[self.user, bundles]
-        self.edges = np.searchsorted(bundles, np.arange(self.limits.takes.shape[0] + 1))
-
-    def of(self, bundle: int) -> tuple[float, Floats]:
-        """The gain, and the fraction of the bundle that each user gets, from 0 to 1."""
-        inside = slice(self.edges[bundle], self.edges[bundle + 1])
-        more = self.value[inside] - self.have[self.user[inside]].min(1, initial=np.inf)
-        order = np.argsort(-more, kind="stable")
-        fits = np.ones(len(more))
-        for takes, share in (
-            (self.limits.by_share, self.share[inside][order]),
-            (self.limits.flat, np.ones(len(more))),
-        ):
-            part = slice(takes.indptr[bundle], takes.indptr[bundle + 1])
-            taken = takes.data[part] > 0
-            if taken.any():
-                units = (self.room[takes.indices[part][taken]] / takes.data[part][taken]).min()
-                there = (units - np.cumsum(share) + share) / np.maximum(share, 1e-300)
-                fits = np.minimum(fits, np.clip(there, 0.0, 1.0))
-        fraction = np.zeros(len(more))
-        fraction[order] = np.floor(fits + 1e-9) if self.whole else fits
-        fraction[more <= 0] = 0.0
-        return float((more * fraction).sum()), fraction
-
-    def take(self, bundle: int, fraction: Floats) -> None:
-        inside = slice(self.edges[bundle], self.edges[bundle + 1])
-        for takes, amount in (
-            (self.limits.by_share, (self.share[inside] * fraction).sum()),
-            (self.limits.flat, fraction.sum()),
-        ):
-            part = slice(takes.indptr[bundle], takes.indptr[bundle + 1])
-            self.room[takes.indices[part]] -= takes.data[part] * amount
-        np.maximum(self.room, 0.0, out=self.room)
-        got = fraction >= 0.5
-        users = self.user[inside][got]
-        self.have[users, self.have[users].argmin(1)] = self.value[inside][got]

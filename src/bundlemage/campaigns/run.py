@@ -18,9 +18,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from bundlemage.campaigns.limits import Block, Floats, Limits, Whole, highest, serve, serve_best
+from bundlemage.campaigns.limits import Block, Floats, Limits, Shown, Whole, highest, serve, serve_best
 from bundlemage.campaigns.plan import Offer, Plan, Planner, Scored
-from bundlemage.campaigns.settings import CampaignSummary
+from bundlemage.campaigns.settings import Campaign, CampaignSummary
+from bundlemage.campaigns.what_if import Change, WhatIf, WhatIfs
+from bundlemage.core.filters import Filter
 from bundlemage.core.history import Id
 from bundlemage.core.shop import Shop
 from bundlemage.data.folders import ResumableFolder, json_bytes, write_whole
@@ -43,6 +45,8 @@ SCHEMA = pa.schema(
     ]
 )
 SUMMARY = "campaign.json"
+NO_IDENTITY = frozenset({"plan"})
+"""Keys of the file with the plan that do not identify the campaign."""
 TIGHTEST = 10
 """Number of items in the summary's list of the most used stocks."""
 BETWEEN = (0.0, 0.5, 1.0)
@@ -74,7 +78,7 @@ def run_campaign(
         plan = planner.plan()
         folder.begin(identity, plan=plan.to_json(offer))
     else:
-        plan = Plan.from_json(folder.resume(identity, but={"plan"})["plan"], offer)
+        plan = Plan.from_json(folder.resume(identity, but=NO_IDENTITY)["plan"], offer)
     summary = folder.path / SUMMARY
     if not summary.exists():
         work = _Work(offer, planner, plan, folder)
@@ -83,6 +87,31 @@ def run_campaign(
     folder.tidy()
     shutil.rmtree(folder.path / "tallies", ignore_errors=True)  # only an unfinished campaign needs them
     return CampaignSummary(**folder.read(summary))
+
+
+def what_if(
+    offer: Offer, path: Path, changes: Mapping[str, Change], users: Iterable[Id] | None = None
+) -> list[WhatIf]:
+    """Returns what each change alone would bring in the finished campaign in the folder `path`.
+
+    `changes` has the name of a limit → its other size. `offer` and `users` are those of the campaign.
+    """
+    folder, places = CampaignFolder(path, offer.settings.format), _positions(offer.shop, users)
+    if not (folder.path / SUMMARY).exists():
+        raise ConfigError(f"{path} holds no finished campaign: finish it first")
+    folder.resume({**offer.settings.to_json(), **offer.fingerprints(places)}, but=NO_IDENTITY)
+    answers = WhatIfs(offer, places)
+    return [answers.of(limit, change) for limit, change in changes.items()]
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """Returns the settings of the campaign in the folder `path`."""
+    folder = CampaignFolder(path, "parquet")
+    if not folder.begun:
+        raise ConfigError(f"{path} holds no campaign: make one first")
+    stored = folder.stored()
+    settings = {name: stored[name] for name in Campaign.model_fields}
+    return {**settings, "where": Filter(**settings["where"])}
 
 
 def _positions(shop: Shop, users: Iterable[Id] | None) -> Whole:
@@ -137,20 +166,31 @@ class _Work:
             results = []
             for users in self._blocks(number):
                 served += len(users)
-                results.append(self._block(users, next(answers), prices, last=served == len(self.users)))
+                results.append(self._block(users, next(answers), prices, served))
                 progress("users", served, len(self.users))
             tables, tallies = zip(*results, strict=True)
             self.tallies.append(_added(tallies))
             self.folder.write_part(number, pa.concat_tables(tables), self.tallies[-1])
 
-    def _block(self, users: Whole, scored: Scored, prices: Floats, *, last: bool) -> tuple[pa.Table, Tally]:
-        """Serves a block of users. Returns the rows of the result file, and the sums for the summary."""
-        block, per_user = scored.block, self.settings.per_user
-        bounds = _bounds(block, self.offer.limits, self.plan, per_user)
+    def _chosen(self, block: Block, prices: Floats, served: int) -> Shown:
+        """Chooses bundles for a block of users, which ends at the user number `served`."""
+        if (shown := self.plan.shown) is not None:
+            mine = slice(*np.searchsorted(shown[0], (served - len(block), served)))
+            places, bundles = shown[0][mine] - (served - len(block)), shown[1][mine]
+            shares = None if block.shares is None else block.shares[places, bundles]
+            # All fit, unless the model's scores are not those from which the plan was made.
+            fits = self.offer.limits.admitted(bundles, shares, self.room)
+            return places[fits], bundles[fits]
         narrow = block if self.plan.chosen is None else block.of(self.columns)
-        serving = serve_best if last else serve
-        places, columns = serving(narrow, self.limits, self.room, prices, per_user)
-        bundles = self.columns[columns]
+        serving = serve_best if served == len(self.users) else serve
+        places, columns = serving(narrow, self.limits, self.room, prices, self.settings.per_user)
+        return places, self.columns[columns]
+
+    def _block(self, users: Whole, scored: Scored, prices: Floats, served: int) -> tuple[pa.Table, Tally]:
+        """Serves a block of users. Returns the rows of the result file, and the sums for the summary."""
+        block = scored.block
+        bounds = _bounds(block, self.offer.limits, self.plan, self.settings.per_user)
+        places, bundles = self._chosen(block, prices, served)
         self.times += np.bincount(bundles, minlength=len(self.times))
         chance, value = scored.chances[places, bundles], block.values[places, bundles]
         price = self.offer.prices[self.offer.bundles[bundles]]
@@ -184,6 +224,8 @@ class _Work:
         total = _added(self.tallies)
         limits, best = self.offer.limits, total["unconstrained"]
         bound = _bound(total, limits, self.plan, self.settings.different_at_most)
+        if self.plan.bound is not None:
+            bound = max(total["value"], min(bound, self.plan.bound))
         return CampaignSummary(
             users=len(self.users),
             **{name: total[name] for name in ("with_nothing", "by_popularity", "shown", "value", "sales")},
@@ -196,9 +238,24 @@ class _Work:
             left_out=self.offer.left_out,
             different=int((self.times > 0).sum()),
             limits=self._use(),
+            worth_more=[each.to_json() for each in self._worth_more()],
             parts=self.parts,
             settings=self.settings.to_json(),
         )
+
+    def _worth_more(self) -> list[WhatIf]:
+        """What more of each limit would bring that is used up."""
+        limits, settings = self.offer.limits, self.settings
+        left = self.room / limits.units
+        stocks = [n for n, (kind, _) in enumerate(limits.names) if kind == "stock" and left[n] < 1]
+        different = settings.different_at_most
+        used_up = {
+            "budget": bool(self.plan.prices[[kind == "budget" for kind, _ in limits.names]].any()),
+            "shown_at_most": self.times.max() >= (settings.shown_at_most or np.inf),
+            "different_at_most": different is not None and (self.times > 0).sum() >= different,
+        }
+        answers = WhatIfs(self.offer, self.users, quick=True)
+        return list(answers.worth_more(self.plan, used_up, np.array(stocks, np.int64)))
 
     def _use(self) -> dict[str, dict[str, Any]]:
         """How much of each limit is used, in items, showings or money."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bundlemage.cli import show
 from bundlemage.cli.commands import FromModel
 from bundlemage.cli.options import AsJson, Device, EngineOptions, FilterOptions, ModelFolder
+from bundlemage.cli.texts import key_values
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
+    from bundlemage.campaigns.what_if import WhatIf
     from bundlemage.wire.shop import ShopSettings
 
 SETTINGS = FromModel(
@@ -32,6 +35,7 @@ def campaign(
     settings: Annotated[dict[str, Any], SETTINGS],
     users: Path | None = None,
     resume: bool = False,
+    what_if: list[str] | None = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +49,12 @@ def campaign(
         -o, --output FOLDER: Folder for plan, parts and summary.
         --users FILE: Only these users: a text file with one id per line.
         --resume: Continue an interrupted campaign.
+        --what-if LIMIT=NUMBER: Also tell what another limit would bring, such as budget=2000,
+            shown_at_most=+5 or stock:ITEM=+200. With the same options, it answers for a finished campaign.
+            Repeatable.
     """
+    from bundlemage.campaigns.run import SUMMARY
+    from bundlemage.campaigns.run import what_if as ask_what_if
     from bundlemage.data.row_files import format_of, has_format
     from bundlemage.engines.jobs import CampaignJob
 
@@ -60,23 +69,27 @@ def campaign(
         raise ConfigError(
             f"{users} cannot be read: {error}. Give a text file with one user id per line"
         ) from None
+    changes = key_values(what_if, "--what-if")
     job = CampaignJob(
         Path(folder),
         output,
         users=None if users is None else tuple(line.strip() for line in lines if line.strip()),
         where=where,
         settings=settings,
-        resume=resume,
+        resume=resume or (bool(changes) and (output / SUMMARY).exists()),
         device=device,
     )
     began = time.monotonic()
     with Shown(show.notes, "campaign") as progress:
         summary = engine.campaign(job, progress)
+        answers = ask_what_if(job.offer, output, changes, job.users) if changes else []
     seconds = round(time.monotonic() - began, 3)
     if as_json:
-        show.print_json({**summary.to_json(), "folder": str(output), "seconds": seconds})
+        asked = {"what_if": [answer.to_json() for answer in answers]} if changes else {}
+        show.print_json({**summary.to_json(), **asked, "folder": str(output), "seconds": seconds})
         return
-    for line in _sentences(summary, job.recommender.shop_settings):
+    shop = job.recommender.shop_settings
+    for line in [*_sentences(summary, shop), *(_answer(answer, summary) for answer in answers)]:
         show.say(line)
     show.say(f"written to [bold]{show.plain(output)}[/] in {seconds:,.1f} s")
 
@@ -93,6 +106,12 @@ def _sentences(summary: CampaignSummary, shop: ShopSettings) -> list[str]:
         + _share(summary.share_of_unconstrained, "of the value without limits"),
         *(f"{name.replace('_', ' ')}: {_used(name, use, shop)}" for name, use in summary.limits.items()),
     ]
+    for name, more in groupby(summary.worth_more, lambda each: _limit(each["limit"], each["item_id"])):
+        gains = [
+            f"{each['after'] - each['before']:,g} more would bring about {_amount(each['change'], quantity)}"
+            for each in more
+        ]
+        lines.append(f"{name}: {', '.join(gains)} {quantity}")
     if summary.chances == "softmax":
         lines.append(
             "[yellow]note:[/] the model has no calibration: chances are its probabilities among all bundles"
@@ -108,6 +127,26 @@ def _sentences(summary: CampaignSummary, shop: ShopSettings) -> list[str]:
             "unknown"
         )
     return lines
+
+
+def _limit(limit: str, item: str | None) -> str:
+    return limit.replace("_", " ") if item is None else f"{limit} of {show.plain(item)}"
+
+
+def _amount(change: float, quantity: str) -> str:
+    return f"{change:,.2f}" if quantity == "takings" else f"{change:,.4g}"
+
+
+def _answer(answer: WhatIf, summary: CampaignSummary) -> str:
+    """An answer to `--what-if` as a line of text."""
+    before = "no limit" if answer.before is None else f"{answer.before:,g}"
+    basis = f"a new plan for all {answer.users:,} users"
+    if answer.basis == "sample":
+        basis = f"{answer.low:+,.2f} to {answer.high:+,.2f}, from a sample of {answer.users:,} users"
+    return (
+        f"what if {_limit(answer.limit, answer.item_id)} were {answer.after:,g} instead of {before}: "
+        f"expected {summary.settings['value']} [bold]{answer.change:+,.2f}[/] ({basis})"
+    )
 
 
 def _share(share: float | None, of: str) -> str:
