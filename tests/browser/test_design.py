@@ -84,7 +84,7 @@ def test_bundles_within_a_budget_and_with_a_tag_are_proposed_explained_taken_and
 
     first = proposals(page).first.locator(".proposed-item").first
     rest = [item for item in bundles[0] if item != bundles[0][0]]
-    question = {"user_id": "u0007", "item": bundles[0][0], "items": rest}
+    question: dict[str, Any] = {"user_id": "u0007", "item": bundles[0][0], "items": rest}
     question |= {"to": "shop", "details": True}
     why = service.api.post("/v1/explain", json=question).json()["explanations"][0]["why"]
     expect(first.locator(".model-why > p")).to_have_text(why["words"])

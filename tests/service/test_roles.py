@@ -309,9 +309,7 @@ def test_only_those_who_may_write_see_what_items_cost(
             assert margins[0] == pytest.approx(margins[2])
 
 
-def test_a_wrong_image_or_cost_is_refused(
-    sample_model: Path, sample_database: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_image_or_cost_is_refused(sample_model: Path, sample_database: Path, tmp_path: Path) -> None:
     with inside(sample_model, copied(sample_database, tmp_path)) as running, running.client() as client:
         for kind, fields, field in (
             ("items", {"image_url": "javascript:alert(1)"}, "image_url"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,14 +78,14 @@ def live(recommender: Recommender) -> Live:
     return Live(recommender, stock_of(dataset), sales)
 
 
-def ask(live: Live, user: Owned, k: int = 10, **more: object) -> list[Recommendation]:
+def ask(live: Live, user: Owned, k: int = 10, **more: object) -> Sequence[Recommendation]:
     (answer,) = live.answer([Question(user, k, **more)])  # type: ignore[arg-type]
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
-def ids(found: list[Recommendation]) -> list[str]:
+def ids(found: Sequence[Recommendation]) -> list[str]:
     return [answer.id for answer in found]
 
 

@@ -54,7 +54,7 @@ def numbers() -> Recommender:
     return Recommender(**QUICK).fit(shop, SplitPlan("none"))
 
 
-def ids(answers: list[Recommendation]) -> list[str]:
+def ids(answers: Sequence[Recommendation]) -> list[str]:
     return [answer.id for answer in answers]
 
 
@@ -75,7 +75,7 @@ def someone(shop: BundleDataset, bundles: int = 3) -> str:
     return shop.users[int(np.flatnonzero(np.diff(shop.user_bundle.indptr) >= bundles)[0])]
 
 
-def scores_by_id(answers: list[Recommendation]) -> dict[str, float]:
+def scores_by_id(answers: Sequence[Recommendation]) -> dict[str, float]:
     return {answer.id: answer.score for answer in answers}
 
 

@@ -128,7 +128,7 @@ def recommender() -> Recommender:
     return model
 
 
-def ids(answers: list[Recommendation]) -> list[str]:
+def ids(answers: Sequence[Recommendation]) -> list[str]:
     return [answer.id for answer in answers]
 
 
