@@ -300,8 +300,8 @@ class TestAnswers:
         someone = History(items=["g0002", "g0011"], bundles=["b0004"])
         for user in ("u0001", "u0033", someone, History()):
             assert found(closed.recommend(user, 10)) == found(loaded.recommend(user, 10))
-            items, same_items = (each.complete(user, ["g0001", "g0005"], 10) for each in (closed, loaded))
-            assert found(items) == found(same_items)
+            added, same = (each.complete(user, ["g0001", "g0005"], 10) for each in (closed, loaded))
+            assert found(added) == found(same)
         new = {"box": ["g0001", "g0005", "g0007"]}
         mine, theirs = (each.recommend("u0001", 50, new_bundles=new) for each in (closed, loaded))
         assert found(mine) == found(theirs)
@@ -383,10 +383,9 @@ class TestAnswers:
             owned = owned_by(closed.dataset, user)
             mine, theirs = ask(live, owned, 5), closed.recommend(user, 5)
             assert [each.id for each in mine] == [each.id for each in theirs]
-            items = closed.complete(user, ["g0001"], 5)
-            assert [each.id for each in ask(live, owned, 5, partial=("g0001",))] == [
-                each.id for each in items
-            ]
+            added = closed.complete(user, ["g0001"], 5)
+            live_added = ask(live, owned, 5, partial=("g0001",))
+            assert [each.id for each in live_added] == [each.id for each in added]
 
     def test_it_is_served(self, closed: Recommender, saved: Path, tmp_path: Path) -> None:
         db = f"sqlite:///{tmp_path}/shop.db"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -388,8 +389,8 @@ class TestNamelessBundles:
         nameless = History(items=["g0001"], bundles=[items_in(shop, "b0005"), "b0003"])
         one, other = (model.recommend(history, ALL, owned="show") for history in (named, nameless))
         assert scores_by_id(one) == pytest.approx(scores_by_id(other))
-        one, other = (model.complete(history, ["g0002"], ALL) for history in (named, nameless))
-        assert scores_by_id(one) == pytest.approx(scores_by_id(other))
+        items, same = (model.complete(history, ["g0002"], ALL) for history in (named, nameless))
+        assert scores_by_id(items) == pytest.approx(scores_by_id(same))
 
     def test_nameless_bundles_of_one_user_leave_another_alone(
         self, model: Recommender, shop: BundleDataset
