@@ -18,6 +18,7 @@ from bundlemage import BundleDataset, Catalogue, Filter, Recommender, SplitPlan
 from bundlemage.campaigns import choice, plan
 from bundlemage.campaigns.settings import CampaignSummary
 from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, UnknownIdError
+from bundlemage.wire.shop import ShopSettings
 from tests.small_shop import PLAIN, QUICK, dataset_of, small_shop
 
 
@@ -36,7 +37,9 @@ def fitted(dataset: BundleDataset, plan: str = "none") -> Recommender:
 @pytest.fixture(scope="module")
 def tiny() -> Recommender:
     dataset = small_shop(users=14, items=12, bundles=8, bundles_per_user=2.0, items_per_bundle=3.0)
-    return fitted(with_stock(dataset, [1, 5, 2, 9, 3, 6, 4, 2, 0, 7, 3, 5]))
+    recommender = fitted(with_stock(dataset, [1, 5, 2, 9, 3, 6, 4, 2, 0, 7, 3, 5]))
+    recommender.shop_settings = ShopSettings(mostly_owned=1)  # then chances are the scores of `recommend`
+    return recommender
 
 
 @pytest.fixture
@@ -70,7 +73,7 @@ def optimum(
     users, bundles = len(data.users), len(data.bundles)
     chance = np.zeros((users, bundles))
     for number, user in enumerate(data.users):
-        for answer in recommender.recommend(user, bundles):
+        for answer in recommender.recommend(user, bundles, stock="hide"):
             chance[number, data.bundles.position(answer.id)] = answer.score
     prices = data.catalogue.bundles["price"].to_numpy()
     worth = chance * prices if value == "takings" else chance
@@ -153,7 +156,7 @@ def test_without_limits_everyone_gets_what_recommend_gives(tiny: Recommender, tm
     assert summary.chances == "softmax"
     rows = rows_of(tmp_path / "c")
     for user in tiny.dataset.users:
-        answers = tiny.recommend(user, 2)
+        answers = tiny.recommend(user, 2, stock="hide")
         mine = [row for row in rows if row["user_id"] == user]
         assert [(row["bundle_id"], row["rank"]) for row in mine] == [(a.id, a.rank) for a in answers]
         assert [row["chance"] for row in mine] == pytest.approx([a.score for a in answers], rel=1e-5)
@@ -213,6 +216,38 @@ def test_filters_and_users(shop: Recommender, tmp_path: Path) -> None:
     assert {row["bundle_id"] for row in rows} <= {"b0001", "b0002"}
     assert faults(rows, shop.dataset, users, per_user=3) == []
     assert summary.users == 3
+
+
+def test_what_users_own_and_what_is_sold_out(tiny: Recommender, tmp_path: Path) -> None:
+    """A campaign follows the rules of the shop, and leaves out sold-out bundles unless told otherwise."""
+    data = tiny.dataset
+
+    def chances(**settings: Any) -> dict[tuple[str, str], float]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        tiny.campaign(folder, per_user=8, **settings)
+        return {(row["user_id"], row["bundle_id"]): row["chance"] for row in rows_of(folder)}
+
+    everything = {
+        (user, answer.id): answer
+        for user in data.users
+        for answer in tiny.recommend(user, 8, owned="show", stock="show")
+    }
+    shown = chances(owned="show", sold_out="show")
+    assert shown == pytest.approx({pair: answer.score for pair, answer in everything.items()}, rel=1e-4)
+    available = chances(owned="show")
+    assert available.keys() == {pair for pair, answer in everything.items() if not answer.sold_out}
+    assert available.keys() < shown.keys()
+    tiny.shop_settings = ShopSettings(mostly_owned=0.5)
+    demoted = chances()
+    hidden = chances(owned="hide")
+    tiny.shop_settings = ShopSettings(mostly_owned=1)
+    for pair, answer in everything.items():
+        share = len(answer.missing) / (len(answer.missing) + len(answer.owned))
+        assert (pair in demoted) == (share > 0 and not answer.sold_out)
+        assert (pair in hidden) == (share > 0.5 and not answer.sold_out)
+        if pair in demoted:
+            expected = answer.score * (share if share <= 0.5 else 1)
+            assert demoted[pair] == pytest.approx(expected, rel=1e-4)
 
 
 def test_who_has_no_history_goes_by_sales(tmp_path: Path) -> None:
