@@ -20,7 +20,7 @@ from bundlemage.core.shop import Candidates, Recommendation, Shop
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
 from bundlemage.designer.explain import Explainer
-from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
+from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError, check_whole
 from bundlemage.models.base import Completer, Embedder, Gated, Histories, Matcher, Model, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Progress, in_silence
@@ -192,7 +192,7 @@ class Asker:
 
         A score is the cosine between the model's vectors of both bundles. The bundle itself is left out.
         """
-        _check_k(k)
+        check_whole("k", k, 1)
         place, contents = self.shop.bundle_position(bundle), self.shop.interactions.bundle_item
         if contents.offsets[place] == contents.offsets[place + 1]:
             raise ConfigError(
@@ -274,7 +274,7 @@ class Asker:
         `count` is the number of `users`, 0 if it is unknown; it is only told to `progress`.
         """
         require(self.model, Matcher)
-        _check_k(k)
+        check_whole("k", k, 1)
         rows = rows_at_a_time(len(self.dataset.bundles), self.shop.device)
         if users is None:
             read, count = (
@@ -347,7 +347,7 @@ class Asker:
         Yields rankings in the order of the histories, each for up to 1,024 of them.
         """
         require(self.model, Matcher)
-        _check_k(k)
+        check_whole("k", k, 1)
         candidates = self.shop.bundles(where)
         rows = rows_at_a_time(self._width(candidates), self.shop.device)
         batches = (
@@ -406,7 +406,7 @@ class Asker:
         return len(candidates.ids) if self._index is None else self._index.width
 
     def _in_batches(self, rows: Iterable[Row], k: int, width: int) -> Iterator[list[Row]]:
-        _check_k(k)
+        check_whole("k", k, 1)
         if isinstance(rows, str):
             raise ConfigError(f"give a list of users, not a string: write [{rows!r}]")
         remaining = iter(rows)
@@ -431,8 +431,3 @@ class Asker:
                 else:
                     ranking = exact_ranking(self.model, batch, ranker, k, include_owned)
             yield ranking
-
-
-def _check_k(k: int) -> None:
-    if not isinstance(k, int) or k < 1:
-        raise ConfigError(f"k is {k!r}; it must be a whole number, at least 1")

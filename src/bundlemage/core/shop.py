@@ -126,11 +126,12 @@ class Shop:
 
     def items(self, where: Filter | None = None) -> Candidates:
         """Returns all items. Items that are not sold, or that the filter `where` excludes, are hidden."""
-        return replace(self._all_items, hidden=self._hidden_items(where))
+        return replace(self._all_items, hidden=self._hidden_items(_checked(where)))
 
     def bundles(self, where: Filter | None = None, new: NewBundles | None = None) -> Candidates:
         """Returns the shop's bundles, then the new ones, which have no sales. Bundles that cannot be sold,
         or that the filter `where` excludes, are hidden."""
+        where = _checked(where)
         if not new:
             return replace(self._all_bundles, hidden=self._hidden_bundles(where))
         for name in new:
@@ -309,3 +310,9 @@ def _contents(known: Ragged, more: tuple[tuple[int, ...], ...], expected: tuple[
         sales += [math.nan] * (len(more) - len(sales))
         added = Contents.of(added, torch.tensor(sales, device=known.values.device))
     return known.append(added)
+
+
+def _checked(where: Filter | None) -> Filter | None:
+    if where is not None and not isinstance(where, Filter):
+        raise ConfigError(f"'where' is {where!r}; give a Filter, such as Filter(max_price=20)")
+    return where
