@@ -34,7 +34,7 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
 from bundlemage.designer.explain import Explainer
 from bundlemage.designer.sentences import Sentences
-from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
+from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError, check_whole
 from bundlemage.models.base import (
     Completer,
     Embedder,
@@ -242,7 +242,7 @@ class Asker:
         A score is the cosine between the model's vectors of both bundles. The bundle itself is left out. The
         answer is for nobody in particular, so no item counts as owned.
         """
-        _check_k(k)
+        check_whole("k", k, 1)
         place, contents = self.shop.bundle_position(bundle), self.shop.interactions.bundle_item
         if contents.offsets[place] == contents.offsets[place + 1]:
             raise ConfigError(
@@ -370,9 +370,9 @@ class Asker:
         >>> model.score_bundle(["g0022", "g0401"], among=Segment(tag="Horror"), on_estimate=print)
         """
         require(self.model, Matcher)
-        _check_k(k)
-        if sample is not None and (not isinstance(sample, int) or isinstance(sample, bool) or sample < 1):
-            raise ConfigError(f"the sample is {sample!r}; expected a number of users, at least 1")
+        check_whole("k", k, 1)
+        if sample is not None:
+            check_whole("sample", sample, 1)
         if users is not None and (sample is not None or on_estimate is not None):
             raise ConfigError(
                 "with 'users' draw the sample yourself, and give the number of all users in 'of'"
@@ -529,7 +529,7 @@ class Asker:
     ) -> Iterator[tuple[Batch, Ranking]]:
         """Yields the users with these histories in batches, and the best bundles of each batch."""
         require(self.model, Matcher)
-        _check_k(k)
+        check_whole("k", k, 1)
         candidates = self.shop.bundles(where, stock=rules.stock)
         rows = rows_at_a_time(self._width(candidates), self.shop.device)
         batches = (
@@ -589,7 +589,7 @@ class Asker:
         return len(candidates.ids) if self._index is None else self._index.width
 
     def _in_batches(self, rows: Iterable[Row], k: int, width: int) -> Iterator[list[Row]]:
-        _check_k(k)
+        check_whole("k", k, 1)
         if isinstance(rows, str):
             raise ConfigError(f"give a list of users, not a string: write [{rows!r}]")
         remaining = iter(rows)
@@ -613,8 +613,3 @@ class Asker:
                 else:
                     ranking = exact_ranking(self.model, batch, ranker, k, rules)
             yield batch, ranking
-
-
-def _check_k(k: int) -> None:
-    if not isinstance(k, int) or k < 1:
-        raise ConfigError(f"k is {k!r}; it must be a whole number, at least 1")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from numbers import Real
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -190,6 +192,17 @@ class UnknownThingsError(BundleMageError):
         )
         self.kind = kind
         self.ids = tuple(ids)
+
+
+def is_number(value: object) -> bool:
+    """Returns whether a value is a finite number. True and False are not numbers."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raises a `ConfigError` if the parameter `name` is not a whole number from `least` up."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number, at least {least}")
 
 
 class ExistsError(BundleMageError):

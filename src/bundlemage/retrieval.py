@@ -22,7 +22,7 @@ from torch import Tensor
 from bundlemage.core.answering import Batch, batch_of, exact_ranking, rows_at_a_time, slices, without_history
 from bundlemage.core.ranking import Ranker, Ranking, top
 from bundlemage.core.shop import FILTERS_KEPT, Shop
-from bundlemage.errors import ConfigError, MissingExtraError, RecallError
+from bundlemage.errors import ConfigError, MissingExtraError, RecallError, check_whole, is_number
 from bundlemage.models.base import Factors, Histories, Indexable, Model, require
 from bundlemage.models.ragged import Ragged, offsets_of
 from bundlemage.progress import Progress
@@ -106,8 +106,10 @@ def build_index(
     `RecallError` if the recall is too low.
     """
     for name, share in (("least_recall", least_recall), ("most_share", most_share)):
-        if not 0 < share <= 1:
+        if not (is_number(share) and 0 < share <= 1):
             raise ConfigError(f"{name!r} is {share!r}; it must be a share above 0 and up to 1")
+    check_whole("least_bundles", least_bundles, 0)
+    check_whole("seed", seed, 0)
     began = time.perf_counter()
     faiss_or_fail()
     searched = require(model, Indexable)

@@ -144,6 +144,11 @@ class TestNewBundles:
 
 
 class TestRefusals:
+    @pytest.mark.parametrize("wrong", [{"max_price": True}, {"min_price": [1]}, {"among": 5}, {"tags": 2.5}])
+    def test_a_wrong_kind_of_value_is_told(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match=rf"a filter's '{next(iter(wrong))}' is .*; expected a"):
+            Filter(**wrong)
+
     def test_ids_of_which_none_is_known_are_an_error(self, model: Recommender) -> None:
         with pytest.raises(UnknownIdError, match=r"unknown bundle id 'b11'.*1 more.*Did you mean 'b1'"):
             model.recommend("u0", where=Filter(among=["b12", "b11"]))

@@ -140,7 +140,7 @@ class TestRecommend:
         answers = Recommender(**QUICK).fit(bare, SplitPlan("none")).recommend("u0", 2)
         assert [answer.title for answer in answers] == [None, None]
 
-    @pytest.mark.parametrize("k", [0, -1])
+    @pytest.mark.parametrize("k", [0, -1, True, 2.5, None])
     def test_fewer_than_one_answer_is_refused(self, model: Recommender, shop: BundleDataset, k: int) -> None:
         with pytest.raises(ConfigError, match=f"k is {k}"):
             model.recommend(shop.users[0], k)
@@ -271,6 +271,13 @@ class TestSimilarAndGate:
         assert model.similar("b0003", 2) == answers[:2]
         first = answers[0].id
         assert first not in ids(model.similar("b0003", ALL, where=Filter(exclude=[first])))
+
+    def test_a_filter_is_no_dict(self, model: Recommender, shop: BundleDataset) -> None:
+        for ask in (model.recommend, model.complete):
+            with pytest.raises(ConfigError, match=r"'where' is \{'tags': \['x'\]\}; give a Filter"):
+                ask(shop.users[0], where={"tags": ["x"]})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="'where' is 'new'"):
+            model.similar("b0001", where="new")  # type: ignore[arg-type]
 
     def test_what_cannot_be_compared_is_refused(self, model: Recommender) -> None:
         with pytest.raises(UnknownIdError, match="bundle id 'b00012'"):

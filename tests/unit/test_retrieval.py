@@ -302,9 +302,25 @@ class TestRefusals:
         with pytest.raises(MissingExtraError, match=r"pip install 'bundlemage\[index\]'"):
             fitted(shop).use_index(**SMALL)
 
-    @pytest.mark.parametrize("wrong", [{"least_recall": 0.0}, {"least_recall": 95}, {"most_share": -1.0}])
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"least_recall": 0.0},
+            {"least_recall": 95},
+            {"most_share": -1.0},
+            {"least_recall": "0.9"},
+            {"least_recall": True},
+            {"most_share": None},
+            {"most_share": float("nan")},
+        ],
+    )
     def test_a_share_is_a_share(self, plain: Recommender, wrong: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match="a share above 0 and up to 1"):
+            plain.use_index(**wrong)
+
+    @pytest.mark.parametrize("wrong", [{"seed": -1}, {"seed": "3"}, {"least_bundles": 2.5}, {"seed": True}])
+    def test_whole_numbers(self, plain: Recommender, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is .*; it must be a whole number"):
             plain.use_index(**wrong)
 
     def test_nobody_to_measure_with(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from bundlemage.core.ranking import top
 from bundlemage.core.segments import Segment, SegmentTest
 from bundlemage.core.shop import Shop
 from bundlemage.designer.constraints import list_price_of, price_of
-from bundlemage.errors import ConfigError, UnsupportedError
+from bundlemage.errors import ConfigError, UnsupportedError, is_number
 from bundlemage.models.base import Completer, Embedder, Histories, Matcher, Model, can, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Progress, in_silence
@@ -145,7 +144,7 @@ def buyers(
     These are the users with at least `least_chance`, or above the threshold of the calibration if it is None.
     Users who have all items are left out. Raises `UnsupportedError` if there is no calibration.
     """
-    if least_chance is not None and not (_is_number(least_chance) and 0 <= least_chance <= 1):
+    if least_chance is not None and not (is_number(least_chance) and 0 <= least_chance <= 1):
         raise ConfigError(f"the least chance is {least_chance!r}; it should be a number from 0 to 1")
     inside = _positions(shop, items)
     forecaster = require(model, Matcher).forecaster
@@ -198,9 +197,9 @@ def _prices(
     """Returns the price of a bundle, the sum of its items' prices, and the discount; None if unknown."""
     if price is not None and discount is not None:
         raise ConfigError("give the bundle's price or its discount, not both: one follows from the other")
-    if price is not None and not (_is_number(price) and price >= 0):
+    if price is not None and not (is_number(price) and price >= 0):
         raise ConfigError(f"the bundle's price is {price!r}; it should be a number from 0 up")
-    if discount is not None and not (_is_number(discount) and 0 <= discount <= MOST_OFF):
+    if discount is not None and not (is_number(discount) and 0 <= discount <= MOST_OFF):
         raise ConfigError(f"the discount is {discount!r}; it should be a fraction from 0 to {MOST_OFF}")
     prices = [shop.item_shelf.facts(item).price for item in inside]
     list_price = list_price_of(prices, settings)
@@ -215,10 +214,6 @@ def _prices(
     if price is None:
         return price_of(prices, discount or 0.0, settings), list_price, discount or 0.0
     return price, list_price, 1 - price / list_price if list_price else None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # ── Similar bundles ──────────────────────────────────────────────────────────────────────────────

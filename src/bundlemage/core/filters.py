@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bundlemage.data.dataset import BundleDataset, Vocabulary
-from bundlemage.errors import ConfigError, UnknownIdError
+from bundlemage.errors import ConfigError, UnknownIdError, is_number
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -47,10 +47,12 @@ class Filter:
             if isinstance(values, str):
                 raise ConfigError(f"a filter's {name!r} is a list, not a string: write [{values!r}]")
             if values is not None:
+                if not isinstance(values, Iterable):
+                    raise ConfigError(f"a filter's {name!r} is {values!r}; expected a list")
                 object.__setattr__(self, name, frozenset(map(str, values)))
         for name in ("min_price", "max_price"):
             price = getattr(self, name)
-            if price is not None and (isinstance(price, str) or math.isnan(price)):
+            if price is not None and not (is_number(price) or price in (math.inf, -math.inf)):
                 raise ConfigError(f"a filter's {name!r} is {price!r}; expected a number")
         if self.min_price is not None and self.max_price is not None and self.min_price > self.max_price:
             raise ConfigError(

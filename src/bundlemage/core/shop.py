@@ -165,7 +165,8 @@ class Shop:
     def items(self, where: Filter | None = None, stock: StockRule = "show") -> Candidates:
         """Returns all items. Items that are not sold, or that the filter `where` excludes, are hidden.
         `stock` says what happens to those that are sold out."""
-        hidden, available = _by_stock(partial(self._hidden_items, where), stock, self.item_shelf)
+        hidden_items = partial(self._hidden_items, _checked(where))
+        hidden, available = _by_stock(hidden_items, stock, self.item_shelf)
         return replace(self._all_items, hidden=hidden, available=available)
 
     def bundles(
@@ -174,6 +175,7 @@ class Shop:
         """Returns the shop's bundles, then the new ones, which have no sales. Bundles that cannot be sold,
         or that the filter `where` excludes, are hidden. `stock` says what happens to those with a sold-out
         item."""
+        where = _checked(where)
         if not new:
             hidden, available = _by_stock(partial(self._hidden_bundles, where), stock, self.bundle_shelf)
             return replace(self._all_bundles, hidden=hidden, available=available)
@@ -470,3 +472,9 @@ def _contents(known: Ragged, more: tuple[tuple[int, ...], ...], expected: tuple[
         sales += [math.nan] * (len(more) - len(sales))
         added = Contents.of(added, torch.tensor(sales, device=known.values.device))
     return known.append(added)
+
+
+def _checked(where: Filter | None) -> Filter | None:
+    if where is not None and not isinstance(where, Filter):
+        raise ConfigError(f"'where' is {where!r}; give a Filter, such as Filter(max_price=20)")
+    return where
