@@ -12,6 +12,8 @@ import pytest
 
 from tests.cli.run import BUNDLEMAGE, run, run_apart, run_json
 
+FACTS = ["owned_items", "missing_items", "to_pay", "sold_out"]
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -61,7 +63,7 @@ class TestEveryone:
         done = run_json(*asked)
         found = rows_of(file)
         assert (done["file"], done["rows"], done["users"]) == (str(file), len(found), 800)
-        assert list(found[0]) == ["user_id", "rank", "bundle_id", "score", "source"]
+        assert list(found[0]) == ["user_id", "rank", "bundle_id", "score", "source", *FACTS]
         known = run_json("recommend", model, "--user", "u0007", "-k", 2, "--max-price", 80)["bundles"]
         mine = [row for row in found if row["user_id"] == "u0007"]
         assert [(row["rank"], row["bundle_id"], row["source"]) for row in mine] == [
@@ -203,8 +205,13 @@ def test_odd_ids_come_back_from_a_file_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     run("recommend", tmp_path / "model", "--all", "-o", file, "-k", len(bundles))
     found = {(row["user_id"], row["bundle_id"]) for row in rows_of(file)}
-    owned = set(tables["user_bundle"][1])
-    assert found == {(user, bundle) for user in users for bundle in bundles} - owned
+    inside: dict[str, set[str]] = {bundle: set() for bundle in bundles}
+    for bundle, item in tables["bundle_item"][1]:
+        inside[bundle].add(item)
+    owned = {user: {item} for user, item in tables["user_item"][1]}
+    for user, bundle in tables["user_bundle"][1]:
+        owned[user] |= inside[bundle]
+    assert found == {(user, bundle) for user in users for bundle in bundles if inside[bundle] - owned[user]}
     assert len(rows_of(file)) == len(found)
 
 
@@ -220,7 +227,8 @@ class TestOneUser:
         told = run_json(command, model, "--user", "u0007", "-k", 3, "-o", file)
         assert told == {"user": "u0007", "rows": 3, "file": str(file)}
         found = rows_of(file)
-        assert list(found[0]) == ["user_id", "rank", f"{kind}_id", "score", "source"]
+        facts = FACTS if kind == "bundle" else ["owned", "sold_out"]
+        assert list(found[0]) == ["user_id", "rank", f"{kind}_id", "score", "source", *facts]
         assert [(row["user_id"], row["rank"], row[f"{kind}_id"], row["source"]) for row in found] == [
             ("u0007", answer["rank"], answer["id"], answer["source"]) for answer in said
         ]
@@ -321,3 +329,39 @@ class TestFilters:
     def test_an_impossible_range_is_refused(self, model: Path) -> None:
         refused = run("recommend", model, "--user", "u0007", "--min-price", 9, "--max-price", 3, code=2)
         assert "'min_price' 9 is above its 'max_price' 3" in refused.stderr
+
+
+class TestOwned:
+    def test_no_answer_is_wholly_owned(self, model: Path, tmp_path: Path) -> None:
+        """All 800 users: of the default, nothing is wholly owned. With `show` some is."""
+        file = tmp_path / "answers.parquet"
+        run("recommend-all", model, "-o", file, "-k", 20)
+        assert all(row["missing_items"] for row in rows_of(file))
+        run("recommend-all", model, "-o", file, "-k", 20, "--owned", "show", "--overwrite")
+        assert not all(row["missing_items"] for row in rows_of(file))
+
+    def test_one_answer_says_what_is_owned(self, model: Path, tmp_path: Path) -> None:
+        file = tmp_path / "answers.parquet"
+        run("recommend-all", model, "-o", file, "-k", 3)
+        for user in ("u0001", "u0007"):
+            asked = run_json("recommend", model, "--user", user, "-k", 3)["bundles"]
+            assert [
+                (row["owned_items"], row["missing_items"], row["to_pay"]) for row in rows(file, user)
+            ] == [(len(each["owned"]), len(each["missing"]), each["to_pay"]) for each in asked]
+            said = run("recommend", model, "--user", user, "-k", 3).stdout
+            for each in asked:
+                if each["owned"]:
+                    assert f"you own {len(each['owned'])} of {len(each['owned'] + each['missing'])}" in said
+
+    def test_sold_out_bundles_come_last_or_not_at_all(self, model: Path, tmp_path: Path) -> None:
+        found = {}
+        for rule in ("show", "last", "hide"):
+            asked = ("recommend", model, "--user", "u0007", "-k", 500, "--stock", rule)
+            found[rule] = [bool(each["sold_out"]) for each in run_json(*asked)["bundles"]]
+        assert any(found["show"])
+        assert found["last"] == sorted(found["show"])
+        assert found["hide"] == [False] * found["show"].count(False)
+
+    def test_an_unknown_rule_is_refused(self, model: Path) -> None:
+        refused = run("recommend", model, "--user", "u0007", "--owned", "yes", code=2)
+        assert "'yes' is not one of" in refused.stderr

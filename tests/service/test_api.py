@@ -227,6 +227,40 @@ def test_whoever_has_nothing_gets_what_sells_best_and_it_says_so(
     assert {bundle["source"] for bundle in known["bundles"]} == {"model"}
 
 
+def test_no_answer_is_wholly_owned(client: httpx.Client, recommender: Recommender) -> None:
+    """300 users. The page's cards show the same facts."""
+    contents = {
+        each["id"]: {part["id"] for part in each["items"]}
+        for each in ok(client.get("/v1/bundles", params={"limit": 500}))["bundles"]
+    }
+    wholly = 0
+    for user in list(recommender.dataset.users)[:300]:
+        has = ok(client.get(f"/v1/users/{user}"))
+        owned = {item["id"] for item in has["items"]}
+        owned |= {part["id"] for bundle in has["bundles"] for part in bundle["items"]}
+        for bundle in ok(client.get(f"/v1/users/{user}/bundles", params={"k": 20}))["bundles"]:
+            assert set(bundle["missing"]) == contents[bundle["id"]] - owned != set()
+            assert set(bundle["owned"]) == contents[bundle["id"]] & owned
+        shown = ok(client.get(f"/v1/users/{user}/bundles", params={"k": 20, "owned": "show"}))
+        wholly += sum(not bundle["missing"] for bundle in shown["bundles"])
+    assert wholly
+
+
+def test_what_is_sold_out_comes_last(own: httpx.Client) -> None:
+    first = ok(own.get(f"/v1/users/{SOMEONE}/bundles", params={"k": 1, "details": True}))["bundles"][0]
+    item = first["missing"][0]
+    ok(own.patch(f"/v1/items/{item}", json={"stock": 0}))
+    path, everything = f"/v1/users/{SOMEONE}/bundles", {"k": 100}
+    assert ids(own.get(path))[0] != first["id"]
+    shown = ok(own.get(path, params={"stock": "show"}))["bundles"][0]
+    assert (shown["id"], shown["sold_out"]) == (first["id"], [item])
+    assert first["id"] not in ids(own.get(path, params={"stock": "hide", **everything}))
+    problem(own.get(path, params={"stock": "gone"}), 422, "stock")
+    problem(own.get(path, params={"owned": "yes"}), 422, "owned")
+    ok(own.patch(f"/v1/items/{item}", json={"stock": None}))  # unknown is not sold out
+    assert ids(own.get(path))[0] == first["id"]
+
+
 # ── Filters ──────────────────────────────────────────────────────────────────────────────────────
 
 
