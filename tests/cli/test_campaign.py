@@ -56,6 +56,23 @@ def test_people_get_sentences(model: Path, tmp_path: Path) -> None:
     assert " of 500.00" in said
 
 
+def test_what_more_and_what_if(model: Path, tmp_path: Path) -> None:
+    command = ["campaign", model, "-o", tmp_path / "c", "--budget", 500, "--value", "takings"]
+    said = run(*command, "--what-if", "budget=+100").stdout
+    assert re.search(
+        r"^budget: 1 more would bring about [\d.]+, 50 more would bring about .* takings$", said, re.M
+    )
+    assert re.search(r"what if budget were 600 instead of 500: expected takings \+[\d.]+ \(", said)
+    before = contents(tmp_path / "c")
+    done = run_json(*command, "--what-if", "per_user=2", "--what-if", "different_at_most=5")
+    assert [(each["limit"], each["before"], each["after"]) for each in done["what_if"]] == [
+        ("per_user", 1, 2),
+        ("different_at_most", None, 5),
+    ]
+    assert done["what_if"][0]["change"] >= 0 >= done["what_if"][1]["change"]
+    assert contents(tmp_path / "c") == before
+
+
 def test_users_of_a_file_as_json_lines(model: Path, tmp_path: Path) -> None:
     listed = tmp_path / "users.txt"
     listed.write_text("u0007\n\nu0003\n")
@@ -87,6 +104,9 @@ def test_csv_killed_and_resumed(model: Path, tmp_path: Path) -> None:
         (["--format", "xml"], "it should be 'parquet', 'csv' or 'jsonl'"),
         (["--users", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["--among", "b9999"], "unknown bundle id 'b9999'"),
+        (["--what-if", "bugdet=3"], "'bugdet' is no limit of a campaign"),
+        (["--what-if", "budget"], "--what-if 'budget': write it as NAME=VALUE"),
+        (["--what-if", "per_user=some"], "what if per_user were 'some'? Give a number"),
         (["-o", "plan.csv"], "the name of a file: use -o plan --format csv"),
         (["-o", "plan.parquet", "--format", "csv"], "use -o plan --format parquet"),
     ],

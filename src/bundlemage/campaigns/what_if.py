@@ -54,11 +54,50 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
-class _Changed:
+class Changed:
+    """A limit before and after a change."""
+
     limit: Any
     item: int | None
     before: float | None
     after: float
+
+    @classmethod
+    def of(cls, offer: Offer, limit: str, change: Change) -> Changed:
+        """Returns the change of a limit, such as `budget` or `stock:g0022`. Raises a `ConfigError` if this is
+        no limit of the campaign, or the change is no number."""
+        before = _size(offer, limit)
+        text = str(change).strip()
+        relative = isinstance(change, str) and text[:1] in ("+", "-")
+        is_number = not isinstance(change, bool) and re.fullmatch(r"[+-]?\d+(\.\d+)?", text)
+        if not is_number or (relative and before is None):
+            raise ConfigError(
+                f"what if {limit} were {change!r}? Give a number, such as 200"
+                + (", or a difference, such as '+200' or '-200'" if before is not None else "")
+            )
+        after = float(text) + (before or 0.0 if relative else 0.0)
+        least = 0 if limit == "budget" or limit.startswith("stock:") else 1
+        if after < least or (limit != "budget" and after != int(after)):
+            number = "a number" if limit == "budget" else "a whole number"
+            raise ConfigError(f"what if {limit} were {after:g}? It must be {number}, at least {least}")
+        kind, _, item = limit.partition(":")
+        place = offer.shop.dataset.items.position(item) if kind == "stock" else None
+        return cls(kind, place, before, after)
+
+
+def _size(offer: Offer, limit: str) -> float | None:
+    """The size of a limit in this campaign; None if there is none."""
+    if limit in LIMITS:
+        size: float | None = getattr(offer.settings, limit)
+        return size
+    if not limit.startswith("stock:"):
+        raise ConfigError(
+            f"{limit!r} is no limit of a campaign: use {', '.join(LIMITS)}, or stock:ITEM with the id of "
+            "an item"
+        )
+    if offer.stock is None:
+        raise ConfigError("stock is no limit of this campaign: set 'stock' (--stock) in the campaign")
+    return float(offer.stock[offer.shop.dataset.items.position(limit.removeprefix("stock:"))])
 
 
 class WhatIfs:
@@ -77,9 +116,8 @@ class WhatIfs:
         self._before: Any = None
 
     def of(self, limit: str, change: Change) -> WhatIf:
-        """Returns the answer for a limit, such as `budget` or `stock:g0022`. Raises a `ConfigError` if this
-        is no limit, or the change is no number."""
-        return self._of(self._changed(limit, change))
+        """Returns the answer for a change of a limit (see `Changed.of`)."""
+        return self._of(Changed.of(self.offer, limit, change))
 
     def worth_more(self, plan: Plan, used_up: Mapping[str, bool], items: Whole) -> Iterator[WhatIf]:
         """Yields what more of each limit that binds would bring: one unit, and a round number.
@@ -90,7 +128,7 @@ class WhatIfs:
         by_price = items[np.argsort(-plan.prices[items], kind="stable")][:ITEMS]
         names = [f"stock:{self.offer.name(*limits.names[n])}" for n in by_price if plan.prices[n] > 0]
         for name in [*names, *(name for name in LIMITS if used_up.get(name))]:
-            size = self._size(name)
+            size = _size(self.offer, name)
             if size is None:
                 continue
             for more in sorted({1, _round(size / 10)}):
@@ -98,42 +136,7 @@ class WhatIfs:
                 if found.change > 0:
                     yield found
 
-    # ── What is asked ────────────────────────────────────────────────────────────────────────────
-
-    def _size(self, limit: str) -> float | None:
-        """The size of a limit in this campaign; None if there is none."""
-        if limit in LIMITS:
-            size: float | None = getattr(self.offer.settings, limit)
-            return size
-        if not limit.startswith("stock:"):
-            raise ConfigError(
-                f"{limit!r} is no limit of a campaign: use {', '.join(LIMITS)}, or stock:ITEM with the id of "
-                "an item"
-            )
-        if self.offer.stock is None:
-            raise ConfigError("stock is no limit of this campaign: set 'stock' (--stock) in the campaign")
-        return float(self.offer.stock[self.offer.shop.dataset.items.position(limit.removeprefix("stock:"))])
-
-    def _changed(self, limit: str, change: Change) -> _Changed:
-        before = self._size(limit)
-        text = str(change).strip()
-        relative = isinstance(change, str) and text[:1] in "+-"
-        is_number = not isinstance(change, bool) and re.fullmatch(r"[+-]?\d+(\.\d+)?", text)
-        if not is_number or (relative and before is None):
-            raise ConfigError(
-                f"what if {limit} were {change!r}? Give a number, such as 200"
-                + (", or a difference, such as '+200' or '-200'" if before is not None else "")
-            )
-        after = float(text) + (before or 0.0 if relative else 0.0)
-        least = 0 if limit == "budget" or limit.startswith("stock:") else 1
-        if after < least or (limit != "budget" and after != int(after)):
-            number = "a number" if limit == "budget" else "a whole number"
-            raise ConfigError(f"what if {limit} were {after:g}? It must be {number}, at least {least}")
-        kind, _, item = limit.partition(":")
-        place = self.offer.shop.dataset.items.position(item) if kind == "stock" else None
-        return _Changed(kind, place, before, after)
-
-    def _other(self, changed: _Changed) -> Offer:
+    def _other(self, changed: Changed) -> Offer:
         offer = self.offer
         settings, stock = offer.settings, offer.stock
         if changed.item is None:
@@ -147,7 +150,7 @@ class WhatIfs:
 
     # ── Answers ──────────────────────────────────────────────────────────────────────────────────
 
-    def _of(self, changed: _Changed) -> WhatIf:
+    def _of(self, changed: Changed) -> WhatIf:
         other = self._other(changed)
         planner = Planner(other, self.users, quick=self.quick, drawn=self.planner.drawn)
         same = np.array_equal(other.bundles, self.offer.bundles)

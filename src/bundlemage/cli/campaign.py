@@ -55,6 +55,7 @@ def campaign(
     """
     from bundlemage.campaigns.run import SUMMARY
     from bundlemage.campaigns.run import what_if as ask_what_if
+    from bundlemage.campaigns.what_if import Changed
     from bundlemage.data.row_files import format_of, has_format
     from bundlemage.engines.jobs import CampaignJob
 
@@ -79,6 +80,8 @@ def campaign(
         resume=resume or (bool(changes) and (output / SUMMARY).exists()),
         device=device,
     )
+    for limit, change in changes.items():
+        Changed.of(job.offer, limit, change)  # a mistake is told before the campaign begins
     began = time.monotonic()
     with Shown(show.notes, "campaign") as progress:
         summary = engine.campaign(job, progress)
