@@ -227,19 +227,6 @@ def test_a_reason_is_a_sentence_in_the_language_and_for_the_reader_of_the_reques
         assert why["words"].startswith("Weil " if "language" in said else "Because ")
 
 
-def test_counts_are_those_of_the_catalogue_also_for_items_that_are_newer_than_the_model(
-    client: httpx.Client,
-) -> None:
-    """The model ignores a new item, but the customer has it."""
-    ok(client.put("/v1/items/new-sea-game", json={"title": "A new game", "tags": ["Seafaring"]}))
-    items = ["g0022", "g0004", "g0401", "new-sea-game"]
-    tags = [ok(client.get(f"/v1/items/{item}"))["tags"] for item in items]
-    body = {"history": {"items": items}, "bundles": ["b0013"]}
-    (found,) = ok(client.post("/v1/explain", json=body))["explanations"]
-    (share,) = [fact for fact in found["why"]["evidence"] if fact["code"] == "tag_share"]
-    assert (share["count"], share["of"]) == (sum(share["tag"] in each for each in tags), 4)
-
-
 def test_a_reason_is_what_its_absence_changes(client: httpx.Client) -> None:
     """Asked again without the strongest reason, the service gives the fit that it named before."""
     user = ok(client.get(f"/v1/users/{SOMEONE}"))
@@ -371,3 +358,17 @@ def test_what_is_newer_than_the_model_is_said(client: httpx.Client) -> None:
     answer = ok(client.post("/v1/design", json={"history": history, **wishes}))
     assert answer["history"] == {"items": 1, "bundles": 0, "not_in_model": 2}
     assert ok(client.post("/v1/explain", json={**someone, "item": "g0022", "items": ["newest"]}))
+
+
+def test_counts_are_those_of_the_catalogue_also_for_items_that_are_newer_than_the_model(
+    client: httpx.Client,
+) -> None:
+    """The model ignores a new item, but the customer has it."""
+    new = {"title": "A new game", "tags": ["Seafaring"]}
+    assert client.put("/v1/items/new-sea-game", json=new).status_code == 201
+    items = ["g0022", "g0004", "g0401", "new-sea-game"]
+    tags = [ok(client.get(f"/v1/items/{item}"))["tags"] for item in items]
+    body = {"history": {"items": items}, "bundles": ["b0013"]}
+    (found,) = ok(client.post("/v1/explain", json=body))["explanations"]
+    (share,) = [fact for fact in found["why"]["evidence"] if fact["code"] == "tag_share"]
+    assert (share["count"], share["of"]) == (sum(share["tag"] in each for each in tags), 4)
