@@ -211,6 +211,18 @@ def test_reasons_are_those_of_the_recommender(model: Recommender, folder: Path, 
     assert partial == set(inside)
 
 
+def test_a_reason_is_one_line_in_the_language_and_for_the_reader(
+    model: Recommender, folder: Path, user: str
+) -> None:
+    bundle = model.recommend(user, 1)[0].id
+    expected = model.explain(user, bundle=bundle, language="de", to="shop")
+    asked = ["explain", folder, "--user", user, "--bundle", bundle, "--language", "de", "--to", "shop"]
+    assert run(*asked).stdout.splitlines()[1:] == [expected.words]
+    told = run_json(*asked)
+    assert told["details"] is None
+    assert [fact["code"] for fact in told["evidence"]] == [fact.code for fact in expected.evidence]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -219,6 +231,8 @@ def test_reasons_are_those_of_the_recommender(model: Recommender, folder: Path, 
         (["--bundle", "b", "--items", "i"], "give --item as well"),
         (["--bundle", "b"], "unknown bundle id 'b'"),
         (["--item", "i"], "unknown item id 'i'"),
+        (["--bundle", "b", "--language", "xx"], "the languages are: de, en"),
+        (["--bundle", "b", "--to", "nobody"], "'nobody' is not one of"),
     ],
     ids=str,
 )

@@ -120,7 +120,7 @@ def test_for_someone_whom_the_shop_does_not_know(client: httpx.Client, recommend
 
 
 def test_what_is_not_said_is_as_the_designer_has_it() -> None:
-    assert set(DesignIn.model_fields) - {"user_id", "history"} == set(DesignRequest.model_fields)
+    assert set(DesignIn.model_fields) - {"user_id", "history", "details"} == set(DesignRequest.model_fields)
     defaults = DesignRequest.of()
     for request in (DesignIn(user_id="u"), DesignIn(**DesignIn(user_id="u").model_dump())):
         assert {name: getattr(request, name) for name in DesignRequest.model_fields} == dict(defaults)
@@ -220,6 +220,26 @@ def test_reasons_for_bundles_are_those_of_the_recommender(
             assert told["effect"] == near(why["fit"] - told["without"])
 
 
+def test_a_reason_is_a_sentence_in_the_language_and_for_the_reader_of_the_request(
+    client: httpx.Client, recommender: Recommender
+) -> None:
+    bundle = recommender.recommend(SOMEONE, 1)[0].id
+    for said in ({}, {"language": "de"}, {"language": "de-AT", "to": "shop"}, {"to": "shop"}):
+        body = {"user_id": SOMEONE, "bundles": [bundle], **said}
+        (found,) = ok(client.post("/v1/explain", json=body))["explanations"]
+        expected = recommender.explain(SOMEONE, bundle=bundle, **said)
+        assert found["why"] == {
+            "words": expected.words,
+            "evidence": [fact.model_dump() for fact in expected.evidence],
+            "details": None,
+        }
+        wishes = {"user_id": SOMEONE, "start": ["g0022"], "n": 1, **said}
+        (design,) = ok(client.post("/v1/design", json=wishes))["bundles"]
+        why = design["items"][1]["why"]
+        assert why["details"] is None
+        assert why["words"].startswith("Weil " if "language" in said else "Because ")
+
+
 def test_a_reason_is_what_its_absence_changes(client: httpx.Client) -> None:
     """Asked again without the strongest reason, the service gives the fit that it named before."""
     user = ok(client.get(f"/v1/users/{SOMEONE}"))
@@ -257,6 +277,8 @@ def test_a_long_history_has_more_reasons_than_are_told(client: httpx.Client) -> 
         ({"item": "g9999"}, "'g9999'"),
         ({"item": "g0022", "items": ["g9999"]}, "'g9999'"),
         ({"item": "g0022", "k": 3}, "k:"),
+        ({"bundles": ["b0013"], "language": "xx"}, "the languages are: de, en"),
+        ({"bundles": ["b0013"], "to": "nobody"}, "to:"),
     ],
     ids=str,
 )
@@ -349,3 +371,17 @@ def test_what_is_newer_than_the_model_is_said(client: httpx.Client) -> None:
     answer = ok(client.post("/v1/design", json={"history": history, **wishes}))
     assert answer["history"] == {"items": 1, "bundles": 0, "not_in_model": 2}
     assert ok(client.post("/v1/explain", json={**someone, "item": "g0022", "items": ["newest"]}))
+
+
+def test_counts_are_those_of_the_catalogue_also_for_items_that_are_newer_than_the_model(
+    client: httpx.Client,
+) -> None:
+    """The model ignores a new item, but the customer has it."""
+    new = {"title": "A new game", "tags": ["Seafaring"]}
+    assert client.put("/v1/items/new-sea-game", json=new).status_code == 201
+    items = ["g0022", "g0004", "g0401", "new-sea-game"]
+    tags = [ok(client.get(f"/v1/items/{item}"))["tags"] for item in items]
+    body = {"history": {"items": items}, "bundles": ["b0013"]}
+    (found,) = ok(client.post("/v1/explain", json=body))["explanations"]
+    (share,) = [fact for fact in found["why"]["evidence"] if fact["code"] == "tag_share"]
+    assert (share["count"], share["of"]) == (sum(share["tag"] in each for each in tags), 4)

@@ -58,6 +58,10 @@ class Tables:
         """What is not true of the evidence."""
         wrong = [self._fault(each, bundle, item, partial) for each in told.evidence]
         wrong += [self._repeated(*told.evidence)] if len(told.evidence) == 2 else []
+        named = [self.inside(each.id) for each in told.evidence if each.code == "has_bundle" and each.id]
+        if any(each.code == "owns_part" for each in told.evidence) and bundle:
+            both = self.owned & self.inside(bundle)
+            wrong += [f"{told.words!r} counts what a bundle has" for items in named if both <= items]
         return [each for each in wrong if each]
 
     def _fault(self, fact: Evidence, bundle: str | None, item: str | None, partial: list[str]) -> str:

@@ -143,7 +143,7 @@ def explain(
     else:
         title = data.item_title(data.items.position(item or ""))
     show.out.print(show.name(title, bundle or item or ""))
-    show.out.print(show.plain(explanation.words))
+    show.say(show.plain(explanation.words))
     if details and (numbers := explanation.details) is not None:
         if (gate := numbers.gate) is not None:
             show.out.print(f"weight of the item history {gate:.0%}, of the bundle history {1 - gate:.0%}")

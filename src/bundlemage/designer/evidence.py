@@ -88,7 +88,7 @@ class Facts:
         if is_personal and len(found) < MOST and all(each.code != "owns_part" for each in found):
             part = self._owns_part(answer)
             if part is not None and IN_LARGE_PART <= (part.count or 0) / (part.of or 1) < 1:
-                found.append(part)
+                found += [part] * (not self._is_from(found, answer))
         if not found and is_personal:
             found = [Evidence(code="whole_history")]
         sales = self._sales(answer)
@@ -139,6 +139,12 @@ class Facts:
         only = owned[0] if len(owned) == 1 < len(inside) else None
         title = None if only is None else self.shop.facts_of_item(only).title
         return Evidence(code="owns_part", id=only, title=title, count=len(owned), of=len(inside))
+
+    def _is_from(self, named: Sequence[Evidence], answer: Explained) -> bool:
+        """Whether the items of the answer that the user has are all in a bundle that is named already."""
+        bundles = [each.id for each in named if each.code == "has_bundle" and each.id is not None]
+        inside = map(self.shop.items_in, map(self.shop.dataset.bundles.position, bundles))
+        return any(self.owned & self.shop.items_in(answer.place) <= items for items in inside)
 
     def _tag_share(self, answer: Explained, named: Sequence[Evidence]) -> Evidence | None:
         """The tag that the answer has and that distinguishes the user's items most from the shop's."""
