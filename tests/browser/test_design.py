@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Request, Route, ViewportSize, expect
 
+from bundlemage.service.routes import forecasts
 from tests.browser.conftest import DESKTOP, NARROWEST, PHONE, Service, Visit, visiting
 from tests.browser.test_access import check_width, serious
 from tests.browser.test_builder import inside
@@ -264,6 +265,45 @@ def test_a_long_forecast_shows_its_progress_and_can_be_cancelled(
         assert held.batches == 3
         button.click()  # a forecast that is not cancelled
         expect(page.locator(".forecast .expected")).to_be_visible(timeout=60_000)
+
+
+def test_an_estimate_is_shown_before_the_exact_forecast_and_buyers_can_be_saved(
+    browser: Browser, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    monkeypatch.setattr(forecasts, "ESTIMATE_SAMPLE", PAGE)
+    with (
+        in_this_process(model, f"sqlite:///{tmp_path}/shop.db") as running,
+        running.client() as api,
+        visiting(browser, Service(running.url, running.db, api, {})) as visit,
+    ):
+        try:
+            page = visit.open("/builder?item=g0022&item=g0401")
+            button, forecast = page.locator("#forecast-ask"), page.locator(".forecast")
+            button.click()
+            held.go.release()  # the estimate
+            everybody = running.store.user_count()
+            expect(forecast).to_contain_text(f"An estimate from {PAGE} of them. Counting on…", timeout=60_000)
+            expect(forecast.locator(".expected")).to_contain_text(f"of {everybody} users would buy it (")
+            told = page.locator("#forecast-work")
+            expect(told.get_by_role("progressbar")).to_be_visible(timeout=60_000)
+            expect(forecast.get_by_role("button", name="Save the list")).to_have_count(0)
+            assert serious(page) == []
+            told.get_by_role("button", name="Cancel").click()
+            expect(told).to_be_empty()
+            expect(forecast).not_to_contain_text("Counting on…")
+            expect(forecast).to_contain_text("An estimate from")
+        finally:
+            held.let_all_go()
+        wait_until(lambda: not running.service.lanes.work(), "the end of the work")
+        button.click()
+        expect(page.locator(".forecast[data-sampled=false]")).to_be_visible(timeout=60_000)
+        with page.expect_download(timeout=60_000) as saved:
+            page.get_by_role("button", name="Save the list of buyers").click()
+        header, *rows = saved.value.path().read_text().splitlines()
+        assert header == '"user_id","chance"'
+        above = api.post("/v1/bundles:score", json={"items": ["g0022", "g0401"]}).json()["above"]
+        assert len(rows) == above
 
 
 def test_cards_of_the_shop_say_why_in_the_models_own_words(visit: Visit, service: Service) -> None:

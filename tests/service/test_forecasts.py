@@ -115,19 +115,23 @@ def test_a_stream_tells_its_progress_and_a_failure(
 ) -> None:
     held = Held(monkeypatch)
     monkeypatch.setattr(forecasts, "PROGRESS_EVERY", 0.05)
-    settings = {"long_limit_s": 3}
-    with inside(sample_model, copied(sample_database, tmp_path), **settings) as service:
+    body = {"items": ITEMS, "sample": PAGE}
+    with inside(sample_model, copied(sample_database, tmp_path)) as service, service.client() as client:
         try:
             held.go.release(2)  # the estimate, and one batch of the exact forecast
-            with service.client(timeout=240) as client:
-                lines = lines_of(client, {"items": ITEMS, "sample": PAGE})
+            with client.stream("POST", SCORE, params=STREAM, json=body, timeout=240) as answer:
+                lines = map(json.loads, answer.iter_lines())
+                assert next(lines)["estimate"]["sampled"]
+                told = next(line["progress"] for line in lines if (line["progress"] or {}).get("done"))
+                assert (told["kind"], told["stage"], told["done"]) == ("forecast", "users", PAGE)
+                assert told["of"] > PAGE
+                service.stop()
+                *_, last = lines
         finally:
             held.let_all_go()
-    assert "estimate" in lines[0]
-    told = [line["progress"] for line in lines[1:-1]]
-    assert {each["kind"] for each in told} == {"forecast"}
-    assert told[-1]["done"] == PAGE
-    assert lines[-1]["problem"]["status"] == 504
+    assert last["problem"]["status"] == 503
+    assert "shutting down" in last["problem"]["detail"]
+    assert last["forecast"] is None
 
 
 def test_leaving_a_stream_stops_the_work_within_a_batch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -334,6 +335,33 @@ def test_users_are_found_by_the_beginning_of_their_id(shop: Store) -> None:
     assert shop.user_ids(100, after="ab") == [name for name in ordered if name > "ab"]
     assert shop.users("ab", limit=1) == [UserLine(id="ab", items=2, bundles=1)]
     assert shop.users("only") == [UserLine(id="only bundles", items=0, bundles=1)]
+
+
+def test_a_sample_of_users_is_seeded_and_fair(shop: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with a long history is drawn as often as one with a short history."""
+    assert shop.sample_of_users(5) == ([], 0)
+    assert shop.user_count() == 0
+    names = sorted([*(f"u{number:03}" for number in range(60)), "ä", "B", "only bundles", "z"])
+    shop.add_interactions([took(name, "lamp") for name in names if name != "only bundles"])
+    shop.add_interactions([took(name, "rug") for name in names[:30]])
+    shop.add_interactions([took(name, "room") for name in ("only bundles", *names[:10])])
+    assert shop.sample_of_users(100) == shop.sample_of_users(64) == (names, 64)
+    monkeypatch.setattr(histories, "_READ_AT_ONCE", 7)
+    times: Counter[str] = Counter()
+    for seed in range(200):
+        chosen, of = shop.sample_of_users(16, seed)
+        assert (len(set(chosen)), of) == (16, 64)
+        assert chosen == sorted(chosen)
+        times.update(chosen)
+    assert shop.sample_of_users(16, 3) == shop.sample_of_users(16, 3)
+    assert shop.sample_of_users(16, 3) != shop.sample_of_users(16, 4)
+    # Each is drawn 50 times on average, with a standard deviation of 6.
+    assert set(times) == set(names)
+    assert 25 < min(times.values()) <= max(times.values()) < 75
+    erased = shop.sample_of_users(16)[0][0]
+    assert shop.erase_user(erased)
+    chosen, of = shop.sample_of_users(63)
+    assert (chosen, of) == ([name for name in names if name != erased], 63)
 
 
 def test_a_user_can_be_erased(shop: Store) -> None:

@@ -70,7 +70,7 @@ export const randomKey = () =>
 export function download(content, name) {
   const address = URL.createObjectURL(content);
   h("a", { href: address, download: name }).click();
-  URL.revokeObjectURL(address);
+  setTimeout(() => URL.revokeObjectURL(address), 60_000); // some browsers read it after the click
 }
 
 // ── Words for numbers ────────────────────────────────────────────────────────────────────────────
