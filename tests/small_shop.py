@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import strategies as st
 
-from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix
+from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Vocabulary, binary_matrix
 from bundlemage.sample.generate import sample_shop
 
 Rows = Sequence[Iterable[int]]
@@ -33,6 +35,24 @@ PLAIN: dict[str, Any] = {
 def small_shop(**settings: Any) -> BundleDataset:
     size = {"items_per_user": 8.0, "bundles_per_user": 4.0, "items_per_bundle": 5.0}
     return sample_shop(**({"users": 80, "items": 90, "bundles": 40} | size | settings)).dataset
+
+
+def shop_with_details() -> BundleDataset:
+    """The small shop, in which every third item has no cost, and which has images."""
+    data = small_shop()
+    assert data.catalogue is not None
+    items, bundles = data.catalogue.items.to_pylist(), data.catalogue.bundles.to_pylist()
+    for place, item in enumerate(items):
+        item["cost"] = None if place % 3 == 0 else round(0.1 * (place % 10) * item["price"], 2)
+        item["image_url"] = f"https://pictures.example/{item['item_id']}.jpg"
+    for bundle in bundles:
+        bundle["image_url"] = f"/pictures/{bundle['bundle_id']}.jpg"
+    catalogue = replace(
+        data.catalogue,
+        items=pa.Table.from_pylist(items, schema=ITEM_SCHEMA),
+        bundles=pa.Table.from_pylist(bundles, schema=BUNDLE_SCHEMA),
+    )
+    return replace(data, catalogue=catalogue)
 
 
 def matrix_of(rows: Rows, columns: int) -> Any:

@@ -161,16 +161,12 @@ def test_pages_write_and_end_prices_as_the_command_line_does(browser: Browser, e
                 money.writePricesAs(shop);
                 return money.price(amount);
             }"""
-            assert page.evaluate(script, [shop.model_dump(), 1_234_567.5]) == text, locale
-        for currency, ending in (
-            ("EUR", 0.99),
-            ("EUR", 0.09),
-            ("EUR", 9),
-            ("EUR", 0),
-            ("JPY", 80),
-            ("EUR", None),
-        ):
-            shop = ShopOut(currency=currency, price_ending=ending)
+            found = page.evaluate(script, [shop.model_dump(), 1_234_567.5])
+            # The apostrophe of Switzerland depends on the version of the locale data.
+            assert found.replace("'", "’") == text, locale
+        endings = (("EUR", 0.99), ("EUR", 0.09), ("EUR", 9), ("EUR", 0), ("JPY", 80), (None, None))
+        for unit, ending in endings:
+            shop = ShopOut(currency=unit, price_ending=ending)
             amounts = [place * 0.37 for place in range(400)] + [22.99, 2.675, 80, 179.5, 1280]
             script = """async ([shop, amounts]) => {
                 const money = await import("/static/money.js");
@@ -178,4 +174,4 @@ def test_pages_write_and_end_prices_as_the_command_line_does(browser: Browser, e
                 return amounts.map(money.finalPrice);
             }"""
             found = page.evaluate(script, [shop.model_dump(), amounts])
-            assert found == [final_price(round(amount, 9), shop) for amount in amounts], (currency, ending)
+            assert found == [final_price(round(amount, 9), shop) for amount in amounts], (unit, ending)

@@ -38,7 +38,7 @@ from bundlemage.store.records import (
 )
 from bundlemage.store.repository import Store
 from bundlemage.wire.answers import UserLine
-from tests.small_shop import dataset_of, small_shop
+from tests.small_shop import dataset_of, shop_with_details, small_shop
 
 NOON = datetime(2024, 2, 29, 12, tzinfo=UTC)
 LAMP = Item("lamp", "A lamp", 9.5, ("home", "light"), 3)
@@ -637,3 +637,24 @@ def test_a_model_is_forgotten_unless_it_serves(store: Store) -> None:
     assert store.forget_model("v1")
     assert store.forget_model("never there")
     assert [record.version for record in store.models()] == ["v2"]
+
+
+def test_costs_and_images_go_into_the_store_and_out_again(store: Store) -> None:
+    data = shop_with_details()
+    store.import_dataset(data)
+    out = store.dataset().catalogue
+    assert out is not None
+    assert data.catalogue is not None
+    assert out.items.equals(data.catalogue.items)
+    assert out.bundles.equals(data.catalogue.bundles)
+    first = store.catalogue().items[1]
+    assert (first.cost, first.image_url) == (
+        data.catalogue.items["cost"][1].as_py(),
+        f"https://pictures.example/{first.id}.jpg",
+    )
+    changed = store.change("item", first.id, {"cost": 7.25, "image_url": None})
+    assert isinstance(changed, Item)
+    assert (changed.cost, changed.image_url, changed.price) == (7.25, None, first.price)
+    for wrong in ({"cost": -1.0}, {"image_url": "javascript:alert(1)"}):
+        with pytest.raises(UnstorableError, match=r"cost of item|image_url"):
+            store.change("item", first.id, wrong)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 LONGEST: Final = 2000
 # Browsers drop tabs and line breaks inside a URL, and read \ as /.
-_NEVER = r"\s\x00-\x20\x7f-\x9f\ud800-\udfff\\\"<>`"
+_NEVER = r'\s\x00-\x20\x7f-\x9f\\"<>`'
 _WEB = rf"https?://[^{_NEVER}/?#@:\[\]]+(:[0-9]{{1,5}})?([/?#][^{_NEVER}]*)?"
 _OWN = rf"/([^{_NEVER}/][^{_NEVER}]*)?"
 IMAGE_PATTERN: Final = rf"^({_WEB}|{_OWN})$"
@@ -24,7 +24,8 @@ def fault_of_image(address: str) -> str | None:
     """
     if len(address) > LONGEST:
         return f"has {len(address):,} characters; {LONGEST:,} are allowed"
-    if not re.fullmatch(f"{_WEB}|{_OWN}", address):
+    half = any("\ud800" <= letter <= "\udfff" for letter in address)  # of a letter, which no UTF-8 can write
+    if half or not re.fullmatch(f"{_WEB}|{_OWN}", address):
         return "is not the address of an image; write https://HOST/PATH, or /PATH for a file of the service"
     return None
 
