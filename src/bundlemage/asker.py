@@ -9,8 +9,9 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 import torch
 
-from bundlemage.campaigns.audience import forecast
+from bundlemage.campaigns.audience import UNCALIBRATED, forecast
 from bundlemage.campaigns.chances import Calibration
+from bundlemage.campaigns.estimates import TYPICAL, Sample, expected_buyers, randomly_chosen
 from bundlemage.campaigns.new_bundles import NewBundleCalibration
 from bundlemage.core.answering import Batch, exact_ranking, nearest, rows_at_a_time, slices
 from bundlemage.core.filters import Filter
@@ -21,8 +22,8 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
 from bundlemage.designer.explain import Explainer
 from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError
-from bundlemage.models.base import Completer, Embedder, Gated, Histories, Matcher, Model, require
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.base import Completer, Embedder, Gated, Histories, Matcher, Model, can, require
+from bundlemage.models.ragged import KeptForLast, Ragged
 from bundlemage.progress import Progress, in_silence
 from bundlemage.retrieval import LEAST_BUNDLES, BundleIndex, IndexReport, build_index
 from bundlemage.wire.design import DesignRequest
@@ -36,6 +37,8 @@ Pages: TypeAlias = Callable[[], Iterable[Mapping[str, History]]]
 
 _Page: TypeAlias = tuple[Any, Histories]
 """The ids of some users, as an Arrow array, and their encoded histories."""
+TOGETHER = 200
+"""The most users for whom a bundle is designed together. Of more users, a random sample is drawn."""
 MOST_KEPT = 2**25
 """Maximum number of interactions of encoded histories that are kept in memory. They take 256 MiB."""
 
@@ -76,6 +79,7 @@ class Asker:
         """How answers treat what users own and what is sold out, and how prices are written."""
         self._fitted: tuple[Model, Shop] | None = None
         self._index: BundleIndex | None = None
+        self._sample: KeptForLast[Sample] = KeptForLast()
 
     @property
     def model(self) -> Model:
@@ -216,6 +220,7 @@ class Asker:
         user: User,
         request: DesignRequest | None = None,
         *,
+        users: Callable[[], tuple[Sequence[History], int]] | None = None,
         progress: Progress = in_silence,
         **conditions: Any,
     ) -> Designs:
@@ -223,12 +228,90 @@ class Asker:
 
         >>> model.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
 
-        The best bundle comes first. Each has its price, score and reasons. If no bundle is possible, raises
-        `ImpossibleDesignError`, which names the conflicting conditions and possible changes.
+        The best bundle comes first. Each has its price, score and reasons, its rank for the user and its
+        expected number of buyers. If no bundle is possible, raises `ImpossibleDesignError`, which names the
+        conflicting conditions and possible changes.
+
+        `users` returns a random sample of the users who may buy a bundle, and the number of all of them. By
+        default these are the users of the shop.
         """
         require(self.model, Completer)
-        request = DesignRequest.of(**conditions) if request is None else request
-        return design(self.model, self.shop, *self._encode([user]), request, progress)
+        request = _request(request, conditions)
+        designs = design(self.model, self.shop, *self._encode([user]), request, progress)
+        if not request.buyers:
+            return designs
+        return self._with_buyers(designs, lambda: self._some_of(users))
+
+    def design_many(
+        self,
+        users: Iterable[User] | None = None,
+        request: DesignRequest | None = None,
+        *,
+        progress: Progress = in_silence,
+        **conditions: Any,
+    ) -> Designs:
+        """Returns whole bundles for several users together: those that the most of them would buy.
+
+        `users` are ids or histories; None: all users of the shop. The search uses at most 200 of them, drawn
+        at random, and the number of buyers is estimated from at most 2,000. A user who has any item of a
+        bundle does not count in the search; with `not_owned=False`, only one who has all its items does not.
+        There are no ranks and no reasons.
+        """
+        require(self.model, Completer)
+        request = _request(request, conditions)
+        if isinstance(users, str):
+            raise ConfigError(f"give a list of users, not a string: write [{users!r}]")
+        everyone = list(self.dataset.users.ids if users is None else users)
+        if not everyone:
+            raise ConfigError("there are no users to design a bundle for: give at least one, or none for all")
+        together = [everyone[place] for place in randomly_chosen(len(everyone), TOGETHER)]
+        designs = design(self.model, self.shop, *self._encode(together), request, progress)
+        if not request.buyers:
+            return designs
+
+        def sample() -> Sample:
+            chosen = [everyone[place] for place in randomly_chosen(len(everyone))]
+            return Sample.of(self.model, self.shop, *self._encode(chosen), len(everyone))
+
+        return self._with_buyers(designs, sample)
+
+    def _some_of(self, users: Callable[[], tuple[Sequence[History], int]] | None) -> Sample:
+        """A sample of the users of the shop, or of others."""
+        if users is not None:
+            histories, count = users()
+            return Sample.of(self.model, self.shop, *self._encode(histories), count)
+
+        def of_the_shop() -> Sample:
+            everyone = self.shop.everyone()
+            places = torch.from_numpy(randomly_chosen(len(everyone))).to(self.shop.device)
+            contents = self.shop.interactions.bundle_item
+            return Sample.of(self.model, self.shop, everyone.rows(places), contents, len(everyone))
+
+        return self._sample.of(self.model, of_the_shop)
+
+    def _with_buyers(self, designs: Designs, sample: Callable[[], Sample]) -> Designs:
+        """Adds the expected numbers of buyers, or a note that says why they are not known."""
+        calibration = self.new_bundle_calibration
+        if not can(self.model, Matcher):
+            return designs  # its note says so
+        if calibration is None:
+            return designs.model_copy(update={"note": UNCALIBRATED})
+        if calibration.reason is not None:
+            note = f"There is too little data to say how many users would buy a bundle: {calibration.reason}."
+            return designs.model_copy(update={"note": note})
+        users = sample()
+        if not users.users:
+            note = "The shop has no users, so the number of buyers is not known."
+            return designs.model_copy(update={"note": note})
+        positions = self.dataset.items.positions
+        bundles = [positions(bundle.ids).tolist() for bundle in designs]
+        found = expected_buyers(self.model, self.shop, users, bundles, calibration)
+        updated = (
+            bundle.model_copy(update={"expected_buyers": expected, "low": low, "high": high})
+            for bundle, (expected, low, high) in zip(designs, found, strict=True)
+        )
+        note = None if calibration.tells_apart else TYPICAL
+        return designs.model_copy(update={"bundles": tuple(updated), "note": note})
 
     def explain(
         self, user: User, *, bundle: Id | None = None, item: Id | None = None, items: Sequence[Id] = ()
@@ -431,6 +514,19 @@ class Asker:
                 else:
                     ranking = exact_ranking(self.model, batch, ranker, k, include_owned)
             yield ranking
+
+
+def _request(request: DesignRequest | None, conditions: Mapping[str, Any]) -> DesignRequest:
+    """Returns the request for designs, which is given whole or as its fields."""
+    if request is None:
+        return DesignRequest.of(**conditions)
+    if not isinstance(request, DesignRequest) or conditions:
+        fields = ", ".join(["request", *conditions])
+        raise ConfigError(
+            f"'request' is {request!r}, and {fields} are given: give either a DesignRequest or its fields, "
+            "such as size=4"
+        )
+    return request
 
 
 def _check_k(k: int) -> None:

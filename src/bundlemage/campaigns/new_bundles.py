@@ -130,9 +130,13 @@ class NewBundleCalibration:
         """The expected numbers of buyers."""  # [n]
         return _expected(sums, self.levels, self.intercept, self.level)
 
-    def interval(self, sums: Numbers) -> tuple[int, int]:
-        """The interval for the number of buyers of one bundle. `sums` has [3]."""
-        means = np.array([_expected(sums, self.levels, *each) for each in self.resampled])
+    def interval(self, sums: Numbers, drawn: Numbers | None = None) -> tuple[int, int]:
+        """The interval for the number of buyers of one bundle. `sums` has [3]. `drawn` [resamples, 3] are other
+        sums that a random sample of the users may have had."""
+        every = [sums] * len(self.resampled) if drawn is None else drawn
+        means = np.array(
+            [_expected(some, self.levels, *each) for some, each in zip(every, self.resampled, strict=True)]
+        )
         low, high = interval(means, self.dispersion)
         return int(min(low, sums[0])), int(min(high, sums[0]))
 

@@ -81,7 +81,9 @@ def exact_ranking(model: Model, batch: Batch, ranker: Ranker, k: int, include_ow
         scores = scores[:, : len(ranker.shares)]
         ranking = ranker.rank(scores, no_history, [] if include_owned else [histories.bundles], k)
         return replace(ranking, popular=no_history | True) if matcher.ranks_by_sales else ranking
-    scores = require(model, Completer).item_scores(histories, partial, contents)
+    scores = require(model, Completer).item_scores(histories, partial, contents).clone()
+    # The probabilities are those of the next item, so items that are in the bundle have none.
+    scores[partial.row_of_entry(), partial.values] = -torch.inf
     hide = [partial] if include_owned else [partial, *owned_items(histories, contents)]
     return ranker.rank(scores, no_history & (partial.lengths == 0), hide, k)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -15,24 +16,29 @@ import torch
 from bundlemage.core.answering import owned_items
 from bundlemage.core.filters import Mask
 from bundlemage.core.shop import Shop
+from bundlemage.data.dataset import row_of
 from bundlemage.designer.conflict import refuse_impossible
 from bundlemage.designer.constraints import NO_LIMIT, Deadline, Integers, Items, Rules, price_of
 from bundlemage.designer.explain import Explainer
 from bundlemage.designer.objective import Objective, Worth
 from bundlemage.designer.solver import Fits, any_bundle, cp, every_bundle, neighbours, shortlist
 from bundlemage.errors import OutOfTimeError
-from bundlemage.models.base import Histories, Model
+from bundlemage.models.base import Histories, Matcher, Model
 from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Progress, in_silence
 from bundlemage.wire.design import DesignRequest
-from bundlemage.wire.design_answers import Design, DesignedItem, Designs, Explanation, Terms
+from bundlemage.wire.design_answers import BetterExisting, Design, DesignedItem, Designs, Explanation, Terms
 
 REASONS = 1.0
 """The minimum time for finding reasons, in seconds, even if the time limit has passed."""
+EXISTING = 16
+"""The number of bundles of the shop that are compared with the designed ones: the likeliest for the user."""
 LOOKED_AT = 4
 """How many of the best bundles of each greedy or beam search are fully evaluated, not only estimated."""
 AROUND = 60
 """The number of neighbours of the best bundle that the exact search evaluates in each round."""
+TRIED = 8
+"""The number of bundles with one other item that are fully evaluated in each step of a climb."""
 WIDTH = 8
 """The beam width: the number of unfinished bundles that are kept after each step."""
 LIKELIEST = 256
@@ -47,31 +53,39 @@ def design(
     request: DesignRequest,
     progress: Progress = in_silence,
 ) -> Designs:
-    """Designs bundles for one user, the only row of `histories`. `contents` has the items of each bundle.
+    """Designs bundles for one user, or for several users together: the rows of `histories`. `contents` has the
+    items of each bundle.
 
-    `progress` counts the bundles found, and then the explained items.
+    For several users there are no reasons, and no user's items are excluded: users who have items of a bundle
+    do not count for it. `progress` counts the bundles found, and then the explained items.
     """
     cp()  # raises at once if OR-Tools is missing
     found: list[Worth] = []
     tick = None if progress is in_silence else lambda: progress("bundles", len(found), request.n)
     deadline = Deadline(request.time_limit, tick)
-    owned = torch.cat([items.values for items in owned_items(histories, contents)])
-    rules = Rules(request, shop.item_shelf, shop.trade.items_gone, np.unique(owned.cpu().numpy()))
-    objective = Objective(model, histories, contents, shop.item_shelf, rules, tick)
+    owned = np.zeros(0, np.int64)
+    if len(histories) == 1:
+        each = torch.cat([items.values for items in owned_items(histories, contents)])
+        owned = np.unique(each.cpu().numpy())
+    rules = Rules(request, shop.item_shelf, shop.trade.items_gone, owned)
+    objective = Objective(model, histories, contents, shop, rules, tick)
     search = _Search(objective, rules, deadline, found)
     worths = search.bundles()
     complete = search.complete
     why: list[list[Explanation | None]] = [[None for _ in worth.added] for worth in worths]
-    if request.reasons:
+    if request.reasons and len(histories) == 1:
         added, until = [worth.added for worth in worths], Deadline(max(REASONS, deadline.left))
         why = Explainer(model, shop, histories, contents, progress).added(rules.start, added, until)
         complete &= all(reason is not None for reasons in why for reason in reasons)
+    taking = objective.taking
     bundles = tuple(
-        _named(rank, worth, reasons, rules, shop)
+        _named(rank, worth, reasons, rules, shop, taking.rank(rules.start + worth.added))
         for rank, (worth, reasons) in enumerate(zip(worths, why, strict=True), start=1)
     )
     return Designs(
         bundles=bundles,
+        better_existing=_better_existing(objective, rules, shop, worths[0]) if taking.able else None,
+        note=None if taking.able else Matcher.lacks.format(title=model.title) + ".",
         method=request.method,
         seconds=deadline.taken,
         complete=complete,
@@ -102,6 +116,8 @@ class _Search:
             if not grown:
                 break
             best = self._best(grown)
+            if request.method != "greedy":
+                best = self._climbed(best)
             if request.method == "exact":
                 best = self._exact(best, grown, share)
             chosen.append(best)
@@ -121,6 +137,37 @@ class _Search:
             self.complete &= not self.deadline.passed
             bundles |= {tuple(sorted(added)): added for added in grown[:LOOKED_AT]}
         return list(bundles.values())
+
+    def _climbed(self, best: Worth) -> Worth:
+        """Exchanges, adds or removes one item at a time, as long as the value grows and there is time."""
+        while not self.deadline.passed:
+            better = self._best(self._near(best), best)
+            if better.value <= best.value + 1e-9:
+                break
+            best = better
+        return best
+
+    def _near(self, best: Worth) -> list[Items]:
+        """Returns the most promising bundles that differ from a bundle by one item, and satisfy the rules.
+
+        Their values are estimated: the other items keep their probabilities.
+        """
+        rules, start = self.rules, self.rules.start
+        logs = dict(zip(best.added, best.logs, strict=True))
+        rests = [best.added, *(_without(best.added, item) for item in rules.chosen(best.added))]
+        tried: list[tuple[float, Items]] = []
+        options = self.objective.likeliest([start + rest for rest in rests], LIKELIEST)
+        for rest, option in zip(rests, options, strict=True):
+            if len(start) + len(rest) >= rules.size.most:
+                continue
+            items = option.items
+            fits = sum(logs[item] for item in rest) + self.objective.earns[list(rest)].sum()
+            values = option.matching + (fits + option.logs + self.objective.earns[items]) / (len(rest) + 1)
+            for place in np.argsort(-values, kind="stable")[: 4 * TRIED].tolist():
+                tried.append((float(values[place]), (*rest, int(items[place]))))
+        tried.sort(key=lambda each: (-each[0], each[1]))
+        holding = (added for _, added in tried if len(set(added)) == len(added) and rules.hold(added))
+        return [*islice(holding, TRIED), *filter(rules.hold, rests[1:])]
 
     def _anything(self) -> list[Items]:
         """Returns a list with one bundle that satisfies the rules, or an empty list if none was found."""
@@ -148,7 +195,7 @@ class _Search:
         self.complete &= finished
         best = self._best([added for added in bundles if self.rules.hold(added)], best)
         while not deadline.passed:
-            better = self._best(neighbours(fits, self.rules, best.added, AROUND), best)
+            better = self._best(neighbours(self.objective, fits, self.rules, best.added, AROUND), best)
             if better.value <= best.value + 1e-9:
                 return best
             best = better
@@ -156,7 +203,56 @@ class _Search:
         return best
 
 
-def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Rules, shop: Shop) -> Design:
+def _better_existing(objective: Objective, rules: Rules, shop: Shop, best: Worth) -> BetterExisting | None:
+    """Returns the best bundle of the shop that satisfies the rules, if its value is higher than that of `best`.
+    It looks at the `EXISTING` likeliest ones."""
+    in_stock = any(rules.rules[number].kind == "in_stock" for number in rules.bans)
+    places, logs = objective.taking.existing(in_stock)
+    contents, shelf = shop.dataset.bundle_item, shop.bundle_shelf
+    # First all bundles at once by what is quick to check, then one by one.
+    barred = (~rules.allowed).astype(np.int64)
+    barred[list(rules.fixed)] = 0
+    before = np.concatenate([[0], np.cumsum(barred[contents.indices])])
+    sizes = np.diff(contents.indptr)
+    fits = before[contents.indptr[1:]] == before[contents.indptr[:-1]]
+    fits &= (sizes >= rules.size.least) & (sizes <= rules.size.most)
+    found: list[tuple[int, float, Items]] = []
+    for place, log in zip(places[fits[places]].tolist(), logs[fits[places]].tolist(), strict=True):
+        inside = row_of(contents, place).tolist()
+        added = tuple(item for item in inside if item not in rules.start)
+        if set(rules.start) <= set(inside) and rules.satisfied(added, shelf.facts(place).price):
+            found.append((place, log, added))
+            if len(found) == EXISTING:
+                break
+    if not found:
+        return None
+    worths = objective.worth([added for *_, added in found], np.array([log for _, log, _ in found]))
+    (place, _, added), worth = max(zip(found, worths, strict=True), key=lambda each: each[1].value)
+    if worth.value <= best.value + 1e-9:
+        return None
+    facts = shelf.facts(place)
+    prices = [shop.item_shelf.facts(item).price for item in rules.start + added]
+    return BetterExisting(
+        id=shop.dataset.bundles[place],
+        title=facts.title,
+        price=price_of(prices, rules.request.discount) if facts.price is None else facts.price,
+        value=worth.value,
+        expected_rank=objective.taking.rank_of_existing(place),
+    )
+
+
+def _without(added: Items, item: int) -> Items:
+    return tuple(other for other in added if other != item)
+
+
+def _named(
+    rank: int,
+    worth: Worth,
+    why: Sequence[Explanation | None],
+    rules: Rules,
+    shop: Shop,
+    expected_rank: int | None,
+) -> Design:
     shelf, names = shop.item_shelf, shop.items().ids
     reasons = dict(zip(worth.added, why, strict=True))
     scores = {item: math.exp(log) for item, log in zip(worth.added, worth.logs, strict=True)}
@@ -184,8 +280,14 @@ def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Ru
         discount=discount,
         score=math.exp(worth.likelihood),
         value=worth.value,
-        terms=Terms(likelihood=worth.likelihood, margin=worth.margin, diversity=worth.diversity),
+        terms=Terms(
+            matching=worth.matching,
+            likelihood=worth.likelihood,
+            margin=worth.margin,
+            diversity=worth.diversity,
+        ),
         same_as=shop.dataset.bundles[int(same[0])] if len(same) else None,
+        expected_rank=expected_rank,
     )
 
 
@@ -307,16 +409,19 @@ def _step(
     likely = objective.likeliest(bundles, LIKELIEST)
     options: list[tuple[float, int, int, float]] = []
     for number, state in enumerate(states):
-        items, log = likely[number]
+        items, log, matching = likely[number].items, likely[number].logs, likely[number].matching
         mask = ahead.open(state, items)
         if np.count_nonzero(mask) < width and len(items) < rules.items:
             # Too few of the likeliest items may be added: try all allowed items.
             items = np.flatnonzero(rules.allowed)
-            log = objective.chances_after([bundles[number]])[0][items]
             mask = ahead.open(state, items)
-        items, log = items[mask], log[mask]
+            items = items[mask]
+            log = objective.chances_after([bundles[number]])[0][items]
+            (matching,) = objective.matching_with([bundles[number]], [items])
+        else:
+            items, log, matching = items[mask], log[mask], matching[mask]
         chosen = len(state.added) - len(rules.must) + 1
-        values = (state.total + log + objective.earns[items]) / chosen
+        values = matching + (state.total + log + objective.earns[items]) / chosen
         if objective.asks_for_variety:
             apart = objective.apart(bundles[number], items).sum(0)
             values = values + (state.pairs + apart) / max(1, math.comb(len(bundles[number]) + 1, 2))

@@ -1,0 +1,99 @@
+"""Estimates how many users would buy new bundles, from a sample of the users."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bundlemage.campaigns.chances import new_log_probabilities, normaliser
+from bundlemage.campaigns.new_bundles import NewBundleCalibration, Owners
+from bundlemage.core.answering import rows_at_a_time, slices
+from bundlemage.core.shop import Shop
+from bundlemage.models.base import Histories, Matcher, Model, require
+from bundlemage.models.ragged import Ragged
+
+SAMPLE = 2_000
+"""The most users that are scored. Of more users, a random sample is drawn."""
+GROUPS = 64
+"""The sample is divided into this many groups, which are drawn again and again to find the error of sampling."""
+TYPICAL = (
+    "Forecasts do not tell which new bundles sell better than others in this shop, so the number of buyers is "
+    "that of a typical new bundle."
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Users of a shop, and how many users they stand for."""
+
+    histories: Histories
+    contents: Ragged
+    users: int
+    log_sums: tuple[Tensor, ...]
+    """For each part of the histories, the result of `normaliser`."""
+
+    @classmethod
+    def of(cls, model: Model, shop: Shop, histories: Histories, contents: Ragged, users: int) -> Sample:
+        """Prepares users that were drawn at random from this many `users`, or all of them."""
+        forecaster = require(model, Matcher).forecaster
+        with torch.inference_mode():
+            parts = slices(histories, _rows(shop))
+            log_sums = tuple(normaliser(forecaster, part, contents) for part in parts)
+        return cls(histories, contents, users, log_sums)
+
+
+def randomly_chosen(count: int, most: int = SAMPLE) -> npt.NDArray[np.int64]:
+    """Returns the positions of at most `most` of so many users, drawn at random, in ascending order."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
+
+
+def _rows(shop: Shop) -> int:
+    """The number of users in a part. There are enough parts to draw from."""
+    return min(rows_at_a_time(len(shop.dataset.bundles), shop.device), SAMPLE // GROUPS)
+
+
+def expected_buyers(
+    model: Model,
+    shop: Shop,
+    sample: Sample,
+    bundles: Sequence[Sequence[int]],
+    calibration: NewBundleCalibration,
+) -> list[tuple[float, int, int]]:
+    """Returns the expected number of buyers of each bundle, and the interval in which it lies.
+
+    If the sample has all users, this is the forecast of `score_bundle`. If not, the interval also contains the
+    error of the sample: groups of its users are drawn again and again.
+    """
+    new = Ragged.from_lists(bundles, shop.device)
+    owners = Owners(new, sample.contents, len(shop.dataset.items))
+    forecaster = require(model, Matcher).forecaster
+    sums = []
+    with torch.inference_mode():
+        parts = slices(sample.histories, _rows(shop))
+        for part, log_sums in zip(parts, sample.log_sums, strict=True):
+            logs = new_log_probabilities(forecaster, part, sample.contents, new, log_sums)
+            lacks = ~owners.have_all(part)
+            sums.append(calibration.sums(logs, part, lacks, len(sample.contents)))
+    groups = np.stack(sums) * (sample.users / max(1, len(sample.histories)))  # [groups, 3, bundles]
+    total = groups.sum(0)
+    drawn = None
+    if len(sample.histories) < sample.users:
+        random = np.random.default_rng(0)
+        shape = (len(calibration.resampled), len(groups))
+        counts = random.multinomial(len(groups), np.full(len(groups), 1 / len(groups)), shape[0])
+        drawn = np.einsum("rg,gsb->rsb", counts, groups)  # [resamples, 3, bundles]
+    expected = calibration.expected(total)
+    return [
+        (
+            float(expected[place]),
+            *calibration.interval(total[:, place], None if drawn is None else drawn[:, :, place]),
+        )
+        for place in range(len(bundles))
+    ]
