@@ -310,8 +310,9 @@ class Asker:
             bundle.model_copy(update={"expected_buyers": expected, "low": low, "high": high})
             for bundle, (expected, low, high) in zip(designs, found, strict=True)
         )
-        note = None if calibration.tells_apart else TYPICAL
-        return designs.model_copy(update={"bundles": tuple(updated), "note": note})
+        return designs.model_copy(
+            update={"bundles": tuple(updated), "note": None if calibration.tells_apart else TYPICAL}
+        )
 
     def explain(
         self, user: User, *, bundle: Id | None = None, item: Id | None = None, items: Sequence[Id] = ()

@@ -20,10 +20,10 @@ from bundlemage.models.ragged import Ragged
 SAMPLE = 2_000
 """The most users that are scored. Of more users, a random sample is drawn."""
 GROUPS = 64
-"""The sample is divided into this many groups, which are drawn again and again to find the error of sampling."""
+"""The sample is divided into this many groups. They are drawn again and again to find the sampling error."""
 TYPICAL = (
-    "Forecasts do not tell which new bundles sell better than others in this shop, so the number of buyers is "
-    "that of a typical new bundle."
+    "Forecasts do not tell which new bundles sell better than others in this shop, so the number of buyers "
+    "is that of a typical new bundle."
 )
 
 
@@ -55,8 +55,7 @@ def randomly_chosen(count: int, most: int = SAMPLE) -> npt.NDArray[np.int64]:
 
 
 def _rows(shop: Shop) -> int:
-    """The number of users in a part. There are enough parts to draw from."""
-    return min(rows_at_a_time(len(shop.dataset.bundles), shop.device), SAMPLE // GROUPS)
+    return rows_at_a_time(len(shop.dataset.bundles), shop.device)
 
 
 def expected_buyers(
@@ -68,32 +67,32 @@ def expected_buyers(
 ) -> list[tuple[float, int, int]]:
     """Returns the expected number of buyers of each bundle, and the interval in which it lies.
 
-    If the sample has all users, this is the forecast of `score_bundle`. If not, the interval also contains the
-    error of the sample: groups of its users are drawn again and again.
+    If the sample has all users, this is the forecast of `score_bundle`. If not, the interval also contains
+    the error of the sample: groups of its users are drawn again and again.
     """
     new = Ragged.from_lists(bundles, shop.device)
     owners = Owners(new, sample.contents, len(shop.dataset.items))
     forecaster = require(model, Matcher).forecaster
+    size = -(-len(sample.histories) // GROUPS)
     sums = []
     with torch.inference_mode():
         parts = slices(sample.histories, _rows(shop))
         for part, log_sums in zip(parts, sample.log_sums, strict=True):
             logs = new_log_probabilities(forecaster, part, sample.contents, new, log_sums)
             lacks = ~owners.have_all(part)
-            sums.append(calibration.sums(logs, part, lacks, len(sample.contents)))
-    groups = np.stack(sums) * (sample.users / max(1, len(sample.histories)))  # [groups, 3, bundles]
+            for number, group in enumerate(slices(part, size)):
+                rows = slice(number * size, number * size + len(group))
+                sums.append(calibration.sums(logs[rows], group, lacks[rows], len(sample.contents)))
+    groups = np.stack(sums) * (sample.users / len(sample.histories))  # [groups, 3, bundles]
     total = groups.sum(0)
     drawn = None
     if len(sample.histories) < sample.users:
-        random = np.random.default_rng(0)
-        shape = (len(calibration.resampled), len(groups))
-        counts = random.multinomial(len(groups), np.full(len(groups), 1 / len(groups)), shape[0])
+        equal = np.full(len(groups), 1 / len(groups))
+        counts = np.random.default_rng(0).multinomial(len(groups), equal, len(calibration.resampled))
         drawn = np.einsum("rg,gsb->rsb", counts, groups)  # [resamples, 3, bundles]
-    expected = calibration.expected(total)
-    return [
-        (
-            float(expected[place]),
-            *calibration.interval(total[:, place], None if drawn is None else drawn[:, :, place]),
-        )
+    intervals = (
+        calibration.interval(total[:, place], None if drawn is None else drawn[:, :, place])
         for place in range(len(bundles))
-    ]
+    )
+    expected = calibration.expected(total).tolist()
+    return [(number, *interval) for number, interval in zip(expected, intervals, strict=True)]

@@ -131,8 +131,8 @@ class NewBundleCalibration:
         return _expected(sums, self.levels, self.intercept, self.level)
 
     def interval(self, sums: Numbers, drawn: Numbers | None = None) -> tuple[int, int]:
-        """The interval for the number of buyers of one bundle. `sums` has [3]. `drawn` [resamples, 3] are other
-        sums that a random sample of the users may have had."""
+        """The interval for the number of buyers of one bundle. `sums` has [3]. `drawn` [resamples, 3] are
+        other sums, which another random sample of the users may have had."""
         every = [sums] * len(self.resampled) if drawn is None else drawn
         means = np.array(
             [_expected(some, self.levels, *each) for some, each in zip(every, self.resampled, strict=True)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch
@@ -37,8 +36,6 @@ LOOKED_AT = 4
 """How many of the best bundles of each greedy or beam search are fully evaluated, not only estimated."""
 AROUND = 60
 """The number of neighbours of the best bundle that the exact search evaluates in each round."""
-TRIED = 8
-"""The number of bundles with one other item that are fully evaluated in each step of a climb."""
 WIDTH = 8
 """The beam width: the number of unfinished bundles that are kept after each step."""
 LIKELIEST = 256
@@ -53,8 +50,8 @@ def design(
     request: DesignRequest,
     progress: Progress = in_silence,
 ) -> Designs:
-    """Designs bundles for one user, or for several users together: the rows of `histories`. `contents` has the
-    items of each bundle.
+    """Designs bundles for one user, or for several users together: the rows of `histories`. `contents` has
+    the items of each bundle.
 
     For several users there are no reasons, and no user's items are excluded: users who have items of a bundle
     do not count for it. `progress` counts the bundles found, and then the explained items.
@@ -78,9 +75,10 @@ def design(
         why = Explainer(model, shop, histories, contents, progress).added(rules.start, added, until)
         complete &= all(reason is not None for reasons in why for reason in reasons)
     taking = objective.taking
+    ranks = taking.ranks([rules.start + worth.added for worth in worths])
     bundles = tuple(
-        _named(rank, worth, reasons, rules, shop, taking.rank(rules.start + worth.added))
-        for rank, (worth, reasons) in enumerate(zip(worths, why, strict=True), start=1)
+        _named(rank, worth, reasons, rules, shop, expected_rank)
+        for rank, (worth, reasons, expected_rank) in enumerate(zip(worths, why, ranks, strict=True), start=1)
     )
     return Designs(
         bundles=bundles,
@@ -116,8 +114,6 @@ class _Search:
             if not grown:
                 break
             best = self._best(grown)
-            if request.method != "greedy":
-                best = self._climbed(best)
             if request.method == "exact":
                 best = self._exact(best, grown, share)
             chosen.append(best)
@@ -137,37 +133,6 @@ class _Search:
             self.complete &= not self.deadline.passed
             bundles |= {tuple(sorted(added)): added for added in grown[:LOOKED_AT]}
         return list(bundles.values())
-
-    def _climbed(self, best: Worth) -> Worth:
-        """Exchanges, adds or removes one item at a time, as long as the value grows and there is time."""
-        while not self.deadline.passed:
-            better = self._best(self._near(best), best)
-            if better.value <= best.value + 1e-9:
-                break
-            best = better
-        return best
-
-    def _near(self, best: Worth) -> list[Items]:
-        """Returns the most promising bundles that differ from a bundle by one item, and satisfy the rules.
-
-        Their values are estimated: the other items keep their probabilities.
-        """
-        rules, start = self.rules, self.rules.start
-        logs = dict(zip(best.added, best.logs, strict=True))
-        rests = [best.added, *(_without(best.added, item) for item in rules.chosen(best.added))]
-        tried: list[tuple[float, Items]] = []
-        options = self.objective.likeliest([start + rest for rest in rests], LIKELIEST)
-        for rest, option in zip(rests, options, strict=True):
-            if len(start) + len(rest) >= rules.size.most:
-                continue
-            items = option.items
-            fits = sum(logs[item] for item in rest) + self.objective.earns[list(rest)].sum()
-            values = option.matching + (fits + option.logs + self.objective.earns[items]) / (len(rest) + 1)
-            for place in np.argsort(-values, kind="stable")[: 4 * TRIED].tolist():
-                tried.append((float(values[place]), (*rest, int(items[place]))))
-        tried.sort(key=lambda each: (-each[0], each[1]))
-        holding = (added for _, added in tried if len(set(added)) == len(added) and rules.hold(added))
-        return [*islice(holding, TRIED), *filter(rules.hold, rests[1:])]
 
     def _anything(self) -> list[Items]:
         """Returns a list with one bundle that satisfies the rules, or an empty list if none was found."""
@@ -204,8 +169,8 @@ class _Search:
 
 
 def _better_existing(objective: Objective, rules: Rules, shop: Shop, best: Worth) -> BetterExisting | None:
-    """Returns the best bundle of the shop that satisfies the rules, if its value is higher than that of `best`.
-    It looks at the `EXISTING` likeliest ones."""
+    """Returns the best of the `EXISTING` likeliest bundles of the shop that satisfy the rules; None if its
+    value is not higher than that of `best`."""
     in_stock = any(rules.rules[number].kind == "in_stock" for number in rules.bans)
     places, logs = objective.taking.existing(in_stock)
     contents, shelf = shop.dataset.bundle_item, shop.bundle_shelf
@@ -239,10 +204,6 @@ def _better_existing(objective: Objective, rules: Rules, shop: Shop, best: Worth
         value=worth.value,
         expected_rank=objective.taking.rank_of_existing(place),
     )
-
-
-def _without(added: Items, item: int) -> Items:
-    return tuple(other for other in added if other != item)
 
 
 def _named(
@@ -347,7 +308,7 @@ class Lookahead:
         full = np.flatnonzero(state.counts >= rules.most)
         if (key := full.tobytes()) not in self._blocked:
             self._blocked[key] = rules.mask(rules.membership.all_of(full))
-        mask = rules.allowed[items] & ~self._blocked[key][items] & ~np.isin(items, state.added)
+        mask = rules.allowed[items] & ~self._blocked[key][items] & ~rules.mask(state.added)[items]
         missing = rules.least[self._required] - state.counts[self._required]  # [required]
         after = np.maximum(missing[:, None] - self._members[:, items], 0)  # [required, items]
         needed = np.maximum(after.max(0, initial=0), -(-after.sum(0) // self._at_once))  # [items]
@@ -366,7 +327,7 @@ class Lookahead:
         chosen = set(rules.chosen(state.added))
         for other in rules.earlier:
             if len(chosen & other) >= rules.most_common(len(other)):
-                mask &= ~np.isin(items, list(other))
+                mask &= ~rules.mask(list(other))[items]
         return mask
 
 

@@ -57,9 +57,9 @@ class Objective:
     """The values of bundles for one request and one user, or several.
 
     The value of a bundle is the log-probability that the user takes the bundle, times the weight `matching`,
-    plus the mean log-probability of the added items. They are added one at a time, the most likely first, each
-    given the items before it. The margin of the items and their variety are added with their weights. For
-    several users, each probability is the mean of theirs.
+    plus the mean log-probability of the added items. They are added one at a time, the most likely first,
+    each given the items before it. The margin of the items and their variety are added with their weights.
+    For several users, each probability is the mean of theirs.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class Objective:
         return np.concatenate([rows.cpu().numpy() for _, rows in self.log_chances(bundles)])
 
     def likeliest(self, bundles: Sequence[Items], most: int) -> list[Options]:
-        """Returns for each bundle the allowed items that most likely raise its value: the `most` likeliest ones
-        with their margin, and those that the user would take alone. Results are cached."""
+        """Returns for each bundle the allowed items that are tried next: the `most` likeliest ones, with
+        their margin, and those that the user would take alone. Results are cached."""
         keys = [tuple(sorted(bundle)) for bundle in bundles]
         new = [key for key in dict.fromkeys(keys) if key not in self._seen]
         places: list[Integers] = []
@@ -137,7 +137,7 @@ class Objective:
         return [self._seen[key] for key in keys]
 
     def matching_with(self, bundles: Sequence[Items], items: Sequence[Integers]) -> list[Floats]:
-        """Returns for each bundle the weighted log-probabilities that it is taken with one of `items` more."""
+        """Returns for each bundle the weighted log-probabilities of it and one of its `items` more."""
         if not self._matching or not bundles:
             return [np.zeros(len(some)) for some in items]
         return [self._matching * logs for logs in self.taking.logs_with(bundles, items)]
@@ -161,8 +161,8 @@ class Objective:
     # ── Whole bundles ────────────────────────────────────────────────────────────────────────────
 
     def worth(self, bundles: Sequence[Items], taken: Floats | None = None) -> list[Worth]:
-        """Returns the value of each set of items when it is added to `start`. `taken` are the log-probabilities
-        of the bundles; by default those of new bundles."""
+        """Returns the value of each set of items when it is added to `start`. `taken` are the
+        log-probabilities of the bundles; by default those of new bundles."""
         orders: list[list[int]] = [[] for _ in bundles]
         logs: list[list[float]] = [[] for _ in bundles]
 
@@ -193,7 +193,7 @@ class Objective:
                 for (_, left), row in zip(unseen[where], rows.cpu().numpy(), strict=True):
                     add(left, row)
         worths = []
-        matching = np.zeros(len(bundles))
+        matching: Floats = np.zeros(len(bundles))
         if self._matching and bundles:
             whole = [(*self.start, *added) for added in bundles]
             matching = self._matching * (self.taking.logs(whole) if taken is None else taken)

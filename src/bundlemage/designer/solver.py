@@ -440,8 +440,8 @@ def _best_of_size(
 
 
 def neighbours(objective: Objective, fits: Fits, rules: Rules, added: Items, most: int) -> list[Items]:
-    """Returns at most `most` bundles with one item exchanged. The best are first, by pairs of items and by how
-    likely users take the bundle."""
+    """Returns at most `most` bundles with one item exchanged. The best are first, by pairs of items and by
+    how likely the bundle is taken."""
     chosen = rules.chosen(added)
     if not chosen:
         return []

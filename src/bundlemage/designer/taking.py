@@ -107,34 +107,35 @@ class Taking:
     # ── One user: ranks, and the bundles of the shop ─────────────────────────────────────────────
 
     @property
-    def ranks(self) -> bool:
-        """Whether `rank` is known: for one user with a history, if the model does not rank by sales alone."""
+    def _is_ranked(self) -> bool:
+        """Whether ranks are known: for one user with a history, if the model does not rank by sales alone."""
         has_history = len(self.histories.items.values) + len(self.histories.bundles.values) > 0
         one = len(self.histories) == 1 and has_history
         return one and self.able and not require(self.model, Matcher).ranks_by_sales
 
     @cached_property
     def _rivals(self) -> Tensor:
-        """The scores of the bundles that the user could be recommended, and -∞ for the others."""  # [bundles]
+        """The scores of the bundles that can be recommended to the user, and -∞ for the others."""
         with torch.inference_mode():
             scores = self._scores[0] + self.shop.bundles().hidden
             owned = self.histories.bundles.values
             scores[owned[owned < len(scores)]] = -torch.inf
-            return scores
+            return scores  # [bundles]
 
-    def rank(self, items: Items) -> int | None:
-        """Returns the rank of a new bundle among the bundles that the user does not have and itself; None if
-        it is not known."""
-        if not self.ranks:
-            return None
+    def ranks(self, bundles: Sequence[Items]) -> list[int | None]:
+        """Returns the rank of each new bundle among the bundles that the user does not have and itself; None
+        if it is not known."""
+        if not self._is_ranked:
+            return [None for _ in bundles]
         with torch.inference_mode():
-            new = Ragged.from_lists([items], self.contents.device)
-            score = require(self.model, Matcher).score_new_bundles(self.histories, self.contents, new)[0, 0]
-            return 1 + int((self._rivals > score).sum())
+            new = Ragged.from_lists(bundles, self.contents.device)
+            scores = require(self.model, Matcher).score_new_bundles(self.histories, self.contents, new)[0]
+            ranks: list[int | None] = (1 + (self._rivals > scores[:, None]).sum(1)).tolist()
+        return ranks
 
     def rank_of_existing(self, place: int) -> int | None:
         """Returns the rank of a bundle of the shop; None if it is not known."""
-        return 1 + int((self._rivals > self._scores[0, place]).sum()) if self.ranks else None
+        return 1 + int((self._rivals > self._scores[0, place]).sum()) if self._is_ranked else None
 
     def existing(self, in_stock: bool) -> tuple[Integers, Floats]:
         """Returns the bundles of the shop that users may get, the likeliest first, and their
