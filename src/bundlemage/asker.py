@@ -26,8 +26,8 @@ from bundlemage.models.base import Completer, Embedder, Gated, Histories, Matche
 from bundlemage.models.ragged import KeptForLast, Ragged
 from bundlemage.progress import Progress, in_silence
 from bundlemage.retrieval import LEAST_BUNDLES, BundleIndex, IndexReport, build_index
-from bundlemage.wire.design import DesignRequest
-from bundlemage.wire.design_answers import BundleForecast, Designs, Explanation
+from bundlemage.wire.design import DesignRequest, ImpossibleDesignError
+from bundlemage.wire.design_answers import BundleForecast, Design, Designs, Explanation
 from bundlemage.wire.shop import ShopSettings
 
 Row = TypeVar("Row")
@@ -250,7 +250,7 @@ class Asker:
         progress: Progress = in_silence,
         **conditions: Any,
     ) -> Designs:
-        """Returns whole bundles for several users together: those that the most of them would buy.
+        """Returns whole bundles for several users together: those that most of them would buy.
 
         `users` are ids or histories; None: all users of the shop. The search uses at most 200 of them, drawn
         at random, and the number of buyers is estimated from at most 2,000. A user who has any item of a
@@ -274,6 +274,38 @@ class Asker:
             return Sample.of(self.model, self.shop, *self._encode(chosen), len(everyone))
 
         return self._with_buyers(designs, sample)
+
+    def design_each(
+        self,
+        users: Iterable[User] | None = None,
+        request: DesignRequest | None = None,
+        *,
+        progress: Progress = in_silence,
+        **conditions: Any,
+    ) -> list[tuple[Design, list[User]]]:
+        """Returns the best bundle for each of several users, each bundle once, with the users it is for. The
+        bundle for the most users comes first.
+
+        `users` are ids or histories; None: all users of the shop. A user for whom no bundle is possible has
+        none. The time limit of the request is for one user, and `n` is ignored. `progress` counts the users.
+        """
+        request = _request(request, conditions).model_copy(update={"n": 1, "reasons": False, "buyers": False})
+        if isinstance(users, str):
+            raise ConfigError(f"give a list of users, not a string: write [{users!r}]")
+        everyone = list(self.dataset.users.ids if users is None else users)
+        found: dict[frozenset[str], tuple[Design, list[User]]] = {}
+        refused = None
+        for number, user in enumerate(everyone):
+            progress("users", number, len(everyone))
+            try:
+                (bundle,) = self.design(user, request)
+            except ImpossibleDesignError as error:
+                refused = error
+                continue
+            found.setdefault(frozenset(bundle.ids), (bundle, []))[1].append(user)
+        if refused is not None and not found:
+            raise refused
+        return sorted(found.values(), key=lambda each: -len(each[1]))
 
     def _some_of(self, users: Callable[[], tuple[Sequence[History], int]] | None) -> Sample:
         """A sample of the users of the shop, or of others."""

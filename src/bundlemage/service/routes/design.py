@@ -7,6 +7,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request
 
+from bundlemage.campaigns.estimates import randomly_chosen
 from bundlemage.live import Live
 from bundlemage.progress import Progress
 from bundlemage.service.answerer import check_catalogue
@@ -21,6 +22,8 @@ from bundlemage.wire.requests import ExplainIn, ScoreIn, UserOrHistory
 router = APIRouter(prefix="/v1", tags=["design"])
 USERS_AT_A_TIME = 500
 """The number of users that are read from the store at a time. In between, other requests get their turn."""
+IDS_AT_A_TIME = 10_000
+"""The number of ids of users that are read from the store at a time."""
 IN_A_DESIGN = 10
 """Maximum number of reasons for each item of a design. It is small because a design has many items."""
 IN_AN_EXPLANATION = 100
@@ -42,7 +45,12 @@ async def design(body: DesignIn, service: TheService, request_id: RequestId, req
         owned = _owned(live, service.store, body)
         # Items that are newer than the model are never added, so their costs do not matter.
         costs = {name: cost for name, cost in body.costs.items() if live.in_model(name)}
-        designs = live.design(owned, body.model_copy(update={"costs": costs}), progress=progress)
+        designs = live.design(
+            owned,
+            body.model_copy(update={"costs": costs}),
+            users=partial(_some_users, service.store),
+            progress=progress,
+        )
         bundles = tuple(
             design.model_copy(update={"items": tuple(map(_shortened, design.items))}) for design in designs
         )
@@ -117,6 +125,21 @@ def everyone(store: Store) -> Iterator[Mapping[str, Owned]]:
     while users := store.user_ids(USERS_AT_A_TIME, after):
         after = users[-1]
         yield store.histories(users, in_order=False)
+
+
+def _some_users(store: Store) -> tuple[list[Owned], int]:
+    """Returns the histories of a random sample of the users, and the number of all users.
+
+    The ids of all users are read, which takes about a second per million. Only users who are in the store now
+    are sampled: the model's training users may have been erased since.
+    """
+    count = store.user_count()
+    places, names = set(randomly_chosen(count).tolist()), list[str]()
+    number, after = 0, ""
+    while users := store.user_ids(IDS_AT_A_TIME, after):
+        names += (name for place, name in enumerate(users, start=number) if place in places)
+        number, after = number + len(users), users[-1]
+    return list(store.histories(names).values()), count
 
 
 def _shortened(item: DesignedItem) -> DesignedItem:
