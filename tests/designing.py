@@ -21,7 +21,7 @@ from scipy import optimize, sparse
 from bundlemage import History, Recommender, SplitPlan, sample_shop
 from bundlemage.core.history import User
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, Catalogue, catalogue_table, empty_catalogue
-from bundlemage.models.base import Completer, Embedder, Histories, require
+from bundlemage.models.base import Completer, Embedder, Histories, Matcher, can, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.sample.generate import Tastes
 from bundlemage.wire.design_answers import Details, Explanation
@@ -44,6 +44,7 @@ DEFAULTS: Request = {
     "in_stock": None,
     "not_owned": True,
     "discount": 0.0,
+    "matching": 8.0,
     "diversity": 0.0,
     "margin": 0.0,
     "costs": None,
@@ -361,13 +362,14 @@ class Worth:
     order: tuple[str, ...]
     """The added items, the most likely of those left first."""
     chances: tuple[float, ...]
+    matching: float
     likelihood: float
     margin: float
     diversity: float
 
     @property
     def value(self) -> float:
-        return self.likelihood + self.margin + self.diversity
+        return self.matching + self.likelihood + self.margin + self.diversity
 
 
 class Judge:
@@ -378,6 +380,18 @@ class Judge:
         self.histories: Histories
         self.histories, self.contents = recommender.shop.encode([user])
         self._scores: dict[frozenset[str], npt.NDArray[np.float64]] = {}
+        self._bundles = len(recommender.dataset.bundles)
+
+    @torch.no_grad()
+    def log_taken(self, bundle: Sequence[str]) -> float:
+        """The log-probability of a bundle among those of the shop and itself; 0 if the model cannot match."""
+        if not can(self.model, Matcher):
+            return 0.0
+        places = [self.ids.position(item) for item in bundle]
+        contents = self.contents.append(Ragged.from_lists([places]))
+        scores = self.model.score_bundles(self.histories, contents)[0].double().numpy()
+        kept = np.append(scores[: self._bundles], scores[-1])
+        return float(kept[-1] - kept.max() - math.log(np.exp(kept - kept.max()).sum()))
 
     @torch.no_grad()
     def log_chances(self, inside: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -410,6 +424,7 @@ class Judge:
         return Worth(
             tuple(order),
             tuple(map(math.exp, logs)),
+            asked["matching"] * self.log_taken(bundle) if asked["matching"] else 0.0,
             math.fsum(logs) / count,
             asked["margin"] * self._margin(asked, order) if asked["margin"] else 0.0,
             asked["diversity"] * self._spread(bundle) if asked["diversity"] else 0.0,
@@ -516,7 +531,7 @@ def _misstated(goods: Goods, asked: Request, design: Any, judge: Judge) -> Itera
     if not np.allclose(scores, worth.chances, rtol=1e-3, atol=0):
         yield f"items {ids} have the scores {scores}, not {worth.chances} in the order {worth.order}"
     terms = dict(design.terms)
-    if set(terms) != {"likelihood", "margin", "diversity"}:
+    if set(terms) != {"matching", "likelihood", "margin", "diversity"}:
         yield f"terms {terms}"
         return
     for name, term in terms.items():

@@ -12,10 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from bundlemage.campaigns.audience import buyers, forecast
+from bundlemage.campaigns.audience import UNCALIBRATED, buyers, forecast
 from bundlemage.campaigns.chances import Calibration
 from bundlemage.campaigns.everyone import UserBatches
 from bundlemage.campaigns.new_bundles import NewBundleCalibration
+from bundlemage.campaigns.sample import SAMPLE, TYPICAL, Sample, expected_buyers, randomly_chosen
 from bundlemage.core.answering import (
     ROWS_AT_A_TIME,
     Batch,
@@ -46,11 +47,11 @@ from bundlemage.models.base import (
     can,
     require,
 )
-from bundlemage.models.ragged import Ragged
+from bundlemage.models.ragged import KeptForLast, Ragged
 from bundlemage.progress import Progress, in_silence
 from bundlemage.retrieval import LEAST_BUNDLES, BundleIndex, IndexReport, build_index
-from bundlemage.wire.design import DesignRequest
-from bundlemage.wire.design_answers import BundleForecast, Designs, Explanation
+from bundlemage.wire.design import DesignRequest, ImpossibleDesignError
+from bundlemage.wire.design_answers import BundleForecast, Design, Designs, Explanation
 from bundlemage.wire.requests import Audience
 from bundlemage.wire.shop import OwnedRule, ShopSettings, StockRule
 
@@ -59,10 +60,10 @@ Pages: TypeAlias = Callable[[], Iterable[Mapping[str, History]]]
 """A function that returns pages of users: user id → history. It is called more than once."""
 
 
-ESTIMATE_SAMPLE = 2000
-"""Number of users of the estimate that comes before an exact forecast."""
 _Page: TypeAlias = tuple[Any, Histories]
 """The ids of some users, as an Arrow array, and their encoded histories."""
+TOGETHER = 200
+"""The most users for whom a bundle is designed together. Of more users, a random sample is drawn."""
 MOST_KEPT = 2**25
 """Maximum number of interactions of encoded histories that are kept in memory. They take 256 MiB."""
 
@@ -103,6 +104,7 @@ class Asker:
         """How answers treat what users own and what is sold out, and how prices are written."""
         self._fitted: tuple[Model, Shop] | None = None
         self._index: BundleIndex | None = None
+        self._sample: KeptForLast[Sample] = KeptForLast()
 
     @property
     def model(self) -> Model:
@@ -270,6 +272,7 @@ class Asker:
         user: User,
         request: DesignRequest | None = None,
         *,
+        users: Callable[[], tuple[Sequence[History], int]] | None = None,
         progress: Progress = in_silence,
         own_costs: bool = True,
         **conditions: Any,
@@ -278,17 +281,129 @@ class Asker:
 
         >>> model.design("u0007", start=["g0022"], size=(3, 5), budget=40, tags={"at least": {"Horror": 1}})
 
-        The best bundle comes first. Each has its price, score and reasons. If no bundle is possible, raises
-        `ImpossibleDesignError`, which names the conflicting conditions and possible changes. With `margin`
-        and without `costs`, the costs of the catalogue are used if `own_costs`.
+        The best bundle comes first. Each has its price, score and reasons, its rank for the user and its
+        expected number of buyers. If no bundle is possible, raises `ImpossibleDesignError`, which names the
+        conflicting conditions and possible changes. With `margin` and without `costs`, the costs of the
+        catalogue are used if `own_costs`.
+
+        `users` returns a random sample of the users who may buy a bundle, and the number of all of them. By
+        default these are the users of the shop.
         """
         require(self.model, Completer)
-        request = DesignRequest.of(**conditions) if request is None else request
+        request = _request(request, conditions)
         sentences = self._sentences(request.language, request.to)
         histories, contents = self._encode([user])
         explainer = partial(Explainer, self.model, self.shop, user, histories, contents, sentences, progress)
         question = (histories, contents, request, self.shop_settings, explainer, progress)
-        return design(self.model, self.shop, *question, own_costs=own_costs)
+        designs = design(self.model, self.shop, *question, own_costs=own_costs)
+        if not request.buyers:
+            return designs
+        return self._with_buyers(designs, lambda: self._some_of(users))
+
+    def design_many(
+        self,
+        users: Iterable[User] | None = None,
+        request: DesignRequest | None = None,
+        *,
+        progress: Progress = in_silence,
+        **conditions: Any,
+    ) -> Designs:
+        """Returns whole bundles for several users together: those that most of them would buy.
+
+        `users` are ids or histories; None: all users of the shop. The search uses at most 200 of them, drawn
+        at random, and the number of buyers is estimated from at most 2,000. A user who has any item of a
+        bundle does not count in the search; with `not_owned=False`, only one who has all its items does not.
+        There are no ranks and no reasons.
+        """
+        require(self.model, Completer)
+        request = _request(request, conditions)
+        if isinstance(users, str):
+            raise ConfigError(f"give a list of users, not a string: write [{users!r}]")
+        everyone = list(self.dataset.users.ids if users is None else users)
+        if not everyone:
+            raise ConfigError("there are no users to design a bundle for: give at least one, or none for all")
+        together = [everyone[place] for place in randomly_chosen(len(everyone), TOGETHER)]
+        question = (*self._encode(together), request, self.shop_settings, None, progress)
+        designs = design(self.model, self.shop, *question)
+        if not request.buyers:
+            return designs
+
+        def sample() -> Sample:
+            chosen = [everyone[place] for place in randomly_chosen(len(everyone))]
+            return Sample.of(self.model, self.shop, *self._encode(chosen), len(everyone))
+
+        return self._with_buyers(designs, sample)
+
+    def design_each(
+        self,
+        users: Iterable[User] | None = None,
+        request: DesignRequest | None = None,
+        *,
+        progress: Progress = in_silence,
+        **conditions: Any,
+    ) -> list[tuple[Design, list[User]]]:
+        """Returns the best bundle for each of several users, each bundle once, with the users it is for. The
+        bundle for the most users comes first.
+
+        `users` are ids or histories; None: all users of the shop. A user for whom no bundle is possible has
+        none. The time limit of the request is for one user, and `n` is ignored. `progress` counts the users.
+        """
+        request = _request(request, conditions).model_copy(update={"n": 1, "reasons": False, "buyers": False})
+        if isinstance(users, str):
+            raise ConfigError(f"give a list of users, not a string: write [{users!r}]")
+        everyone = list(self.dataset.users.ids if users is None else users)
+        found: dict[frozenset[str], tuple[Design, list[User]]] = {}
+        refused = None
+        for number, user in enumerate(everyone):
+            progress("users", number, len(everyone))
+            try:
+                (bundle,) = self.design(user, request)
+            except ImpossibleDesignError as error:
+                refused = error
+                continue
+            found.setdefault(frozenset(bundle.ids), (bundle, []))[1].append(user)
+        if refused is not None and not found:
+            raise refused
+        return sorted(found.values(), key=lambda each: -len(each[1]))
+
+    def _some_of(self, users: Callable[[], tuple[Sequence[History], int]] | None) -> Sample:
+        """A sample of the users of the shop, or of others."""
+        if users is not None:
+            histories, count = users()
+            return Sample.of(self.model, self.shop, *self._encode(histories), count)
+
+        def of_the_shop() -> Sample:
+            everyone = self.shop.everyone()
+            places = torch.from_numpy(randomly_chosen(len(everyone))).to(self.shop.device)
+            contents = self.shop.interactions.bundle_item
+            return Sample.of(self.model, self.shop, everyone.rows(places), contents, len(everyone))
+
+        return self._sample.of(self.model, of_the_shop)
+
+    def _with_buyers(self, designs: Designs, sample: Callable[[], Sample]) -> Designs:
+        """Adds the expected numbers of buyers, or a note that says why they are not known."""
+        calibration = self.new_bundle_calibration
+        if not can(self.model, Matcher):
+            return designs  # its note says so
+        if calibration is None:
+            return designs.model_copy(update={"note": UNCALIBRATED})
+        if calibration.reason is not None:
+            note = f"There is too little data to say how many users would buy a bundle: {calibration.reason}."
+            return designs.model_copy(update={"note": note})
+        users = sample()
+        if not users.users:
+            note = "The shop has no users, so the number of buyers is not known."
+            return designs.model_copy(update={"note": note})
+        positions = self.dataset.items.positions
+        bundles = [positions(bundle.ids).tolist() for bundle in designs]
+        found = expected_buyers(self.model, self.shop, users, bundles, calibration)
+        updated = (
+            bundle.model_copy(update={"expected_buyers": expected, "low": low, "high": high})
+            for bundle, (expected, low, high) in zip(designs, found, strict=True)
+        )
+        return designs.model_copy(
+            update={"bundles": tuple(updated), "note": None if calibration.tells_apart else TYPICAL}
+        )
 
     def explain(
         self,
@@ -400,9 +515,9 @@ class Asker:
         if users is not None:
             return ask(self._batches(users), of, count)
         whole = len(self.shop.user_ids)
-        size = sample or (ESTIMATE_SAMPLE if on_estimate is not None else whole)
+        size = sample or (SAMPLE if on_estimate is not None else whole)
         if size < whole:
-            chosen = np.sort(np.random.default_rng(seed).permutation(whole)[:size])
+            chosen = randomly_chosen(whole, size, seed)
             estimate = ask(self._own_batches(chosen), whole, size)
             if on_estimate is None:
                 return estimate
@@ -613,3 +728,16 @@ class Asker:
                 else:
                     ranking = exact_ranking(self.model, batch, ranker, k, rules)
             yield batch, ranking
+
+
+def _request(request: DesignRequest | None, conditions: Mapping[str, Any]) -> DesignRequest:
+    """Returns the request for designs, which is given whole or as its fields."""
+    if request is None:
+        return DesignRequest.of(**conditions)
+    if not isinstance(request, DesignRequest) or conditions:
+        fields = ", ".join(["request", *conditions])
+        raise ConfigError(
+            f"'request' is {request!r}, and {fields} are given: give either a DesignRequest or its fields, "
+            "such as size=4"
+        )
+    return request

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bundlemage.cli import show
 from bundlemage.cli.commands import FromModel
 from bundlemage.cli.options import AsJson, Device, EngineOptions, FilterOptions, ModelFolder
-from bundlemage.cli.texts import key_values
+from bundlemage.cli.texts import key_values, lines_of
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
@@ -64,17 +64,11 @@ def campaign(
             f"--output {output}: a campaign writes a folder, and this is the name of a file: use "
             f"-o {output.with_suffix('')} --format {format_of(output)}"
         )
-    try:
-        lines = [] if users is None else users.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{users} cannot be read: {error}. Give a text file with one user id per line"
-        ) from None
     changes = key_values(what_if, "--what-if")
     job = CampaignJob(
         Path(folder),
         output,
-        users=None if users is None else tuple(line.strip() for line in lines if line.strip()),
+        users=None if users is None else tuple(lines_of(users)),
         where=where,
         settings=settings,
         resume=resume or (bool(changes) and (output / SUMMARY).exists()),

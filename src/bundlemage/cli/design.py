@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Sequence
+from itertools import count
 from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,13 +26,18 @@ from bundlemage.cli.options import (
     OptionalCount,
     Overwrite,
     SegmentOptions,
+    UserIfGiven,
     UserOptions,
+    check_user,
 )
-from bundlemage.cli.texts import ids
+from bundlemage.cli.texts import ids, lines_of
 from bundlemage.errors import ConfigError
+from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
-    from bundlemage.wire.design_answers import BundleForecast, Design, Details
+    from bundlemage.recommender import Recommender
+    from bundlemage.wire.design import DesignRequest
+    from bundlemage.wire.design_answers import BundleForecast, Design, Designs, Details
     from bundlemage.wire.shop import ShopSettings
 
 REQUEST = FromModel(
@@ -57,28 +65,64 @@ BuyersFile = Annotated[
         help="Write the ids and chances of the users who would buy it to this .csv, .parquet or .jsonl file.",
     ),
 ]
+MOST_SHOWN = 20
+"""The number of bundles for each user that are printed."""
 _KINDS = {"item": "has the item", "bundle": "has the bundle", "partial": "in the bundle"}
 
 
 def design(
     folder: ModelFolder,
-    user: UserOptions,
+    user: UserIfGiven,
     settings: Annotated[dict[str, Any], REQUEST],
+    users: Path | None = None,
+    everyone: bool = False,
+    each: bool = False,
+    output: Path | None = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Design whole bundles for a user. Each meets all conditions and has a price, a score and reasons.
 
+    With --users or --everyone, the bundles are for these users together: those that most of them would buy.
+    With --each in addition, each user has a bundle of their own. Equal ones are listed once.
+
     If no bundle meets all conditions, the answer names the conditions that conflict, and changes that would
     allow a bundle.
 
     If an id contains a comma, write it in double quotes inside the list: '"Tea, green",7'.
+
+    Options:
+        --users FILE: For the users of this text file, which has one id per line.
+        --everyone: For all users of the training data.
+        --each: With --users or --everyone: the best bundle for each user.
+        -o, --output FILE: With --each: a new CSV file with the columns bundle_id and item_id.
     """
     from bundlemage.recommender import Recommender
     from bundlemage.wire.design import DesignRequest
 
     request = DesignRequest.of(**settings)  # an invalid request is reported before the model is loaded
+    if [user is None, users is None, not everyone].count(False) > 1:
+        raise ConfigError("give one of these: a user, --users FILE or --everyone")
+    several = None if users is None else lines_of(users)
+    if users is None and not everyone:
+        check_user(user, ", or --users FILE, or --everyone")
+    if (each and user is not None) or (output is not None and not each):
+        raise ConfigError("--each needs --users FILE or --everyone, and --output needs --each")
+    if output is not None and output.exists():
+        raise ConfigError(f"--output {output}: this file exists already; give the name of a new one")
     model = Recommender.load(folder, device=device)
+    if each:
+        _design_each(model, several, request, output, as_json)
+        return
+    if user is None:
+        designs = model.design_many(several, request)
+        if as_json:
+            show.print_json({"users": several, **designs.model_dump(mode="json")})
+            return
+        count = len(model.dataset.users) if several is None else len(several)
+        show.out.print(f"bundles for {count:,} users together")
+        _print(designs, model.shop_settings)
+        return
     asked = user_in_data(model, user)
     note_unknown(model, user, asked)
     designs = model.design(asked, request)
@@ -86,12 +130,59 @@ def design(
         show.print_json({"user": known_id(user), **designs.model_dump(mode="json")})
         return
     describe(model, asked, known_id(user))
+    _print(designs, model.shop_settings)
+
+
+def _print(designs: Designs, shop: ShopSettings) -> None:
     for each in designs:
-        show.out.print(_card(each, model.shop_settings))
+        show.out.print(_card(each, shop))
+    if (better := designs.better_existing) is not None:
+        rank = "" if better.expected_rank is None else f", rank {better.expected_rank:,}"
+        name = show.name(better.title, better.id) + show.amount(better.price, shop)
+        show.out.print(f"The shop already has a better bundle: {name}{rank}")
+    if designs.note:
+        show.notes.print(f"[yellow]note:[/] {show.plain(designs.note)}")
     if designs.proven:
         show.out.print("No other bundle has a higher value than the first.")
     if not designs.complete:
         show.notes.print("[yellow]note:[/] time ran out; these are the best bundles so far")
+
+
+def _design_each(
+    model: Recommender,
+    users: Sequence[str] | None,
+    request: DesignRequest,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    with Shown(show.notes, "designs") as progress:
+        found = model.design_each(users, request, progress=progress)
+    if output is not None:
+        names = (f"design-{number}" for number in count(1))
+        free = (name for name in names if name not in model.dataset.bundles)
+        rows = [(name, item) for (bundle, _), name in zip(found, free, strict=False) for item in bundle.ids]
+        with output.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["bundle_id", "item_id"])
+            writer.writerows(rows)
+    if as_json:
+        show.print_json(
+            {"bundles": [{"items": bundle.ids, "price": bundle.price, "users": who} for bundle, who in found]}
+        )
+        return
+    table = show.table("the best bundle for each user", "bundle", ">price", ">users")
+    for bundle, who in found[:MOST_SHOWN]:
+        titles = ", ".join(item.title or item.id for item in bundle.items)
+        table.add_row(
+            show.plain(titles), show.amount(bundle.price, model.shop_settings).strip(), f"{len(who):,}"
+        )
+    if len(found) > MOST_SHOWN:
+        table.caption = f"and {len(found) - MOST_SHOWN:,} more"
+    show.out.print(table)
+    asked = sum(len(who) for _, who in found)
+    show.out.print(f"{len(found):,} different bundles for {asked:,} users")
+    if output is not None:
+        show.out.print(f"written to {show.plain(output)}")
 
 
 def explain(
@@ -224,7 +315,14 @@ def _card(design: Design, shop: ShopSettings) -> Panel:
     if design.discount and design.list_price:
         before = f"  [dim][strike]{show.money(design.list_price, shop)}[/][/]"
     price = "" if design.price is None else f"[bold]{show.money(design.price, shop)}[/]{off}{before}   "
-    body = "\n".join([*lines, "", f"{price}[cyan]{design.score:.2%}[/] [dim]value {design.value:.3f}[/]"])
+    last = [f"{price}[cyan]{design.score:.2%}[/] [dim]value {design.value:.3f}[/]"]
+    if design.expected_rank is not None:
+        last.append(f"rank {design.expected_rank:,} among all bundles for this user")
+    if design.expected_buyers is not None:
+        last.append(
+            f"about {design.expected_buyers:,.1f} users would buy it ({design.low:,} to {design.high:,})"
+        )
+    body = "\n".join([*lines, "", *last])
     known = "" if design.same_as is None else f", as in {show.plain(design.same_as)}"
     title = f"{design.rank}. {len(design.items)} items{known}"
     return Panel(body, title=title, title_align="left", width=100)

@@ -123,8 +123,13 @@ _GivenUser = Annotated[Any, FromFunction(_given_user)]
 
 def _user(user: _GivenUser) -> Any:
     """The user that the answer is for."""
+    return check_user(user)
+
+
+def check_user(user: Any, others: str = "") -> Any:
+    """The user that the answer is for. An error if none is given; `others` says what else can be given."""
     if user is None:
-        raise ConfigError(f"no user: {_GIVE}")
+        raise ConfigError(f"no user: {_GIVE}{others}")
     return user
 
 
@@ -218,6 +223,7 @@ def _recall(index: bool = False, least_recall: float | None = None) -> float | N
 EngineOptions = Annotated["Engine", FromFunction(_engine)]
 UserOptions = Annotated["User", FromFunction(_user)]
 UserOrAll = Annotated["User | None", FromFunction(_user_or_all)]
+UserIfGiven = Annotated["User | None", FromFunction(_given_user)]
 FilterOptions = Annotated["Filter | None", FromFunction(_filter)]
 SegmentOptions = Annotated["Segment | None", FromFunction(_segment)]
 IndexOptions = Annotated["float | None", FromFunction(_recall)]

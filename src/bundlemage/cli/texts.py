@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from bundlemage.errors import ConfigError
@@ -31,6 +32,17 @@ def numbers(pairs: Sequence[str] | None, option: str, expected: str) -> dict[str
         except ValueError:
             raise ConfigError(f"{option} '{name}={text}': {expected}") from None
     return values
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a text file that are not empty."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}. Give a text file with one user id per line"
+        ) from None
+    return [line.strip() for line in text.split("\n") if line.strip()]
 
 
 def settings(pairs: Sequence[str] | None, option: str = "--set") -> dict[str, Any]:

@@ -100,7 +100,9 @@ def exact_ranking(model: Model, batch: Batch, ranker: Ranker, k: int, rules: Sho
         demoted = batch.goods.demoted(batch.owned, rules.owned, rules.mostly_owned)
         ranking = ranker.rank(scores, no_history, [] if show else [histories.bundles], k, demoted)
         return replace(ranking, popular=no_history | True) if matcher.ranks_by_sales else ranking
-    scores = require(model, Completer).item_scores(histories, partial, contents)
+    scores = require(model, Completer).item_scores(histories, partial, contents).clone()
+    # The probabilities are those of the next item, so items that are in the bundle have none.
+    scores[partial.row_of_entry(), partial.values] = -torch.inf
     hide = [partial] if show else [partial, batch.owned]
     return ranker.rank(scores, no_history & (partial.lengths == 0), hide, k)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from bundlemage.wire.shop import ShopSettings
 
 Items: TypeAlias = tuple[int, ...]
 Integers: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 
 NO_LIMIT = 2**60
 UNITS = 10_000
@@ -180,6 +181,8 @@ class Rules:
         self.sold[list(self.start)] = False  # they are in the bundle already
         limits = (request.size.least, request.size.most)
         self.size = self._sum("size", np.ones(self.items, np.int64), limits, Number("{} {{}} items"))
+        self.budget: Sum | None = None
+        """The sum of the prices, if the request has a budget. It is one of `sums`."""
         self.sums = self._sums(shelf)
         self.must_rules = {
             place: self._rule("must", name, f"the item {name!r} in the bundle")
@@ -255,8 +258,9 @@ class Rules:
             units = np.rint(np.nan_to_num(shelf.prices) * UNITS).astype(np.int64)
             price = partial(to_pay, discount=self.request.discount, settings=self.settings)
             number = Number("a price of {} {{}}", partial(price_text, settings=self.settings), price)
-            sums.append(self._sum("budget", units, (budget.least, budget.most), number))
-            self.bans |= {rule: np.isnan(shelf.prices) for rule in sums[-1].rules if rule is not None}
+            self.budget = self._sum("budget", units, (budget.least, budget.most), number)
+            sums.append(self.budget)
+            self.bans |= {rule: np.isnan(shelf.prices) for rule in self.budget.rules if rule is not None}
         return sums
 
     def _groups(self, shelf: Shelf) -> Iterator[tuple[Limit, Integers]]:
@@ -293,6 +297,15 @@ class Rules:
 
     def hold(self, added: Items) -> bool:
         """Whether a bundle satisfies every rule, and differs enough from earlier bundles."""
+        chosen = self.chosen(added)
+        return self.satisfied(added) and all(
+            len(other.intersection(chosen)) <= self.most_common(min(len(chosen), len(other)))
+            for other in self.earlier
+        )
+
+    def satisfied(self, added: Items, price: float | None = None) -> bool:
+        """Whether a bundle satisfies every rule. `price` is its own price, if that does not follow from its
+        items."""
         items, chosen = self.start + added, self.chosen(added)
         if not added or len(set(items)) < len(items):
             return False
@@ -303,12 +316,13 @@ class Rules:
         counts = self.counts(items)
         if (counts < self.least).any() or (counts > self.most).any():
             return False
-        if not all(each.least <= each.of(items) <= each.most for each in (self.size, *self.sums)):
-            return False
-        return all(
-            len(other.intersection(chosen)) <= self.most_common(min(len(chosen), len(other)))
-            for other in self.earlier
-        )
+        sums, budget = [self.size, *self.sums], self.request.budget
+        if price is not None and budget is not None:
+            sums = [each for each in sums if each is not self.budget]
+            least, most = budget.least, budget.most
+            if not (least or 0) - 1e-9 <= price <= (NO_LIMIT if most is None else most) + 1e-9:
+                return False
+        return all(each.least <= each.of(items) <= each.most for each in sums)
 
     def most_common(self, smaller: int) -> int:
         """Returns how many chosen items two bundles may share, if the smaller one has `smaller` of them."""

@@ -14,6 +14,7 @@ import numpy as np
 from bundlemage.core.filters import Mask
 from bundlemage.core.ownership import owned_items
 from bundlemage.core.shop import Shop
+from bundlemage.data.dataset import row_of
 from bundlemage.designer.conflict import refuse_impossible
 from bundlemage.designer.constraints import (
     NO_LIMIT,
@@ -28,22 +29,24 @@ from bundlemage.designer.explain import Explainer
 from bundlemage.designer.objective import Objective, Worth
 from bundlemage.designer.solver import Fits, any_bundle, cp, every_bundle, neighbours, shortlist
 from bundlemage.errors import OutOfTimeError
-from bundlemage.models.base import Histories, Model
+from bundlemage.models.base import Histories, Matcher, Model
 from bundlemage.models.ragged import Ragged
 from bundlemage.progress import Progress, in_silence
 from bundlemage.wire.design import DesignRequest
-from bundlemage.wire.design_answers import Design, DesignedItem, Designs, Explanation, Terms
+from bundlemage.wire.design_answers import BetterExisting, Design, DesignedItem, Designs, Explanation, Terms
 from bundlemage.wire.shop import ShopSettings
 
 REASONS = 1.0
 """The minimum time for finding reasons, in seconds, even if the time limit has passed."""
+EXISTING = 16
+"""The number of bundles of the shop that are compared with the designed ones: the likeliest for the user."""
 LOOKED_AT = 4
 """How many of the best bundles of each greedy or beam search are fully evaluated, not only estimated."""
 AROUND = 60
 """The number of neighbours of the best bundle that the exact search evaluates in each round."""
 WIDTH = 8
 """The beam width: the number of unfinished bundles that are kept after each step."""
-LIKELIEST = 256
+LIKELIEST = 64
 """The number of likeliest items that are tried first for each bundle. The others are tried only if needed."""
 
 
@@ -54,37 +57,45 @@ def design(
     contents: Ragged,
     request: DesignRequest,
     settings: ShopSettings,
-    explainer: Callable[[], Explainer],
+    explainer: Callable[[], Explainer] | None,
     progress: Progress = in_silence,
     *,
     own_costs: bool = True,
 ) -> Designs:
-    """Designs bundles for one user, the only row of `histories`. `contents` has the items of each bundle.
+    """Designs bundles for one user, or for several users together: the rows of `histories`. `contents` has
+    the items of each bundle.
 
-    `explainer` is called if reasons are wanted. `own_costs`: whether a request for margin that names no costs
-    is given those of the catalogue. `progress` counts the bundles found.
+    For several users, no user's items are excluded: users who have items of a bundle do not count for it.
+    `explainer` is called if the request asks for reasons. `own_costs`: whether a request for margin that names
+    no costs is given those of the catalogue. `progress` counts the bundles found.
     """
     cp()  # raises at once if OR-Tools is missing
     found: list[Worth] = []
     tick = None if progress is in_silence else lambda: progress("bundles", len(found), request.n)
     deadline = Deadline(request.time_limit, tick)
-    owned = owned_items(histories, contents, len(shop.dataset.items)).values.cpu().numpy()
+    owned = np.zeros(0, np.int64)
+    if len(histories) == 1:
+        owned = owned_items(histories, contents, len(shop.dataset.items)).values.cpu().numpy()
     rules = Rules(request, settings, shop.item_shelf, shop.trade.items_gone, owned)
-    objective = Objective(model, histories, contents, shop.item_shelf, rules, tick, own_costs=own_costs)
+    objective = Objective(model, histories, contents, shop, rules, tick, own_costs=own_costs)
     search = _Search(objective, rules, deadline, found)
     worths = search.bundles()
     complete = search.complete
     why: list[list[Explanation | None]] = [[None for _ in worth.added] for worth in worths]
-    if request.reasons:
+    if request.reasons and explainer is not None:
         added, until = [worth.added for worth in worths], Deadline(max(REASONS, deadline.left))
         why = explainer().added(rules.start, added, until)
         complete &= all(reason is not None for reasons in why for reason in reasons)
+    taking = objective.taking
+    ranks = taking.ranks([rules.start + worth.added for worth in worths])
     bundles = tuple(
-        _named(rank, worth, reasons, rules, shop)
-        for rank, (worth, reasons) in enumerate(zip(worths, why, strict=True), start=1)
+        _named(rank, worth, reasons, rules, shop, expected_rank)
+        for rank, (worth, reasons, expected_rank) in enumerate(zip(worths, why, ranks, strict=True), start=1)
     )
     return Designs(
         bundles=bundles,
+        better_existing=_better_existing(objective, rules, shop, worths[0]) if taking.able else None,
+        note=None if taking.able else Matcher.lacks.format(title=model.title) + ".",
         method=request.method,
         seconds=deadline.taken,
         complete=complete,
@@ -129,7 +140,8 @@ class _Search:
     def _grown(self) -> list[Items]:
         """Returns bundles that greedy or beam search has grown item by item."""
         method, bundles = self.rules.request.method, dict[Items, Items]()
-        for width in (1,) if method == "greedy" else (1, WIDTH):  # a beam may miss what greedy search finds
+        # A beam may miss what greedy search finds. It comes first: greedy search then needs few new scores.
+        for width in (1,) if method == "greedy" else (WIDTH, 1):
             grown = grow(self.objective, self.rules, self.deadline, width)
             self.complete &= not self.deadline.passed
             bundles |= {tuple(sorted(added)): added for added in grown[:LOOKED_AT]}
@@ -161,7 +173,7 @@ class _Search:
         self.complete &= finished
         best = self._best([added for added in bundles if self.rules.hold(added)], best)
         while not deadline.passed:
-            better = self._best(neighbours(fits, self.rules, best.added, AROUND), best)
+            better = self._best(neighbours(self.objective, fits, self.rules, best.added, AROUND), best)
             if better.value <= best.value + 1e-9:
                 return best
             best = better
@@ -169,7 +181,54 @@ class _Search:
         return best
 
 
-def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Rules, shop: Shop) -> Design:
+def _better_existing(objective: Objective, rules: Rules, shop: Shop, best: Worth) -> BetterExisting | None:
+    """Returns the best of the `EXISTING` likeliest bundles of the shop that satisfy the rules; None if its
+    value is not higher than that of `best`."""
+    in_stock = any(rules.rules[number].kind == "in_stock" for number in rules.bans)
+    places, logs = objective.taking.existing(in_stock)
+    contents, shelf = shop.dataset.bundle_item, shop.bundle_shelf
+    # First all bundles at once by what is quick to check, then one by one.
+    barred = (~rules.allowed).astype(np.int64)
+    barred[list(rules.fixed)] = 0
+    before = np.concatenate([[0], np.cumsum(barred[contents.indices])])
+    sizes = np.diff(contents.indptr)
+    fits = before[contents.indptr[1:]] == before[contents.indptr[:-1]]
+    fits &= (sizes >= rules.size.least) & (sizes <= rules.size.most)
+    found: list[tuple[int, float, Items]] = []
+    for place, log in zip(places[fits[places]].tolist(), logs[fits[places]].tolist(), strict=True):
+        inside = row_of(contents, place).tolist()
+        added = tuple(item for item in inside if item not in rules.start)
+        if set(rules.start) <= set(inside) and rules.satisfied(added, shelf.facts(place).price):
+            found.append((place, log, added))
+            if len(found) == EXISTING:
+                break
+    if not found:
+        return None
+    worths = objective.worth([added for *_, added in found], np.array([log for _, log, _ in found]))
+    (place, _, added), worth = max(zip(found, worths, strict=True), key=lambda each: each[1].value)
+    if worth.value <= best.value + 1e-9:
+        return None
+    facts = shelf.facts(place)
+    prices = [shop.item_shelf.facts(item).price for item in rules.start + added]
+    return BetterExisting(
+        id=shop.dataset.bundles[place],
+        title=facts.title,
+        price=price_of(prices, rules.request.discount, rules.settings)
+        if facts.price is None
+        else facts.price,
+        value=worth.value,
+        expected_rank=objective.taking.rank_of_existing(place),
+    )
+
+
+def _named(
+    rank: int,
+    worth: Worth,
+    why: Sequence[Explanation | None],
+    rules: Rules,
+    shop: Shop,
+    expected_rank: int | None,
+) -> Design:
     shelf, names = shop.item_shelf, shop.items().ids
     reasons = dict(zip(worth.added, why, strict=True))
     scores = {item: math.exp(log) for item, log in zip(worth.added, worth.logs, strict=True)}
@@ -197,8 +256,14 @@ def _named(rank: int, worth: Worth, why: Sequence[Explanation | None], rules: Ru
         discount=discount,
         score=math.exp(worth.likelihood),
         value=worth.value,
-        terms=Terms(likelihood=worth.likelihood, margin=worth.margin, diversity=worth.diversity),
+        terms=Terms(
+            matching=worth.matching,
+            likelihood=worth.likelihood,
+            margin=worth.margin,
+            diversity=worth.diversity,
+        ),
         same_as=shop.dataset.bundles[int(same[0])] if len(same) else None,
+        expected_rank=expected_rank,
     )
 
 
@@ -258,7 +323,7 @@ class Lookahead:
         full = np.flatnonzero(state.counts >= rules.most)
         if (key := full.tobytes()) not in self._blocked:
             self._blocked[key] = rules.mask(rules.membership.all_of(full))
-        mask = rules.allowed[items] & ~self._blocked[key][items] & ~np.isin(items, state.added)
+        mask = rules.allowed[items] & ~self._blocked[key][items] & ~rules.mask(state.added)[items]
         missing = rules.least[self._required] - state.counts[self._required]  # [required]
         after = np.maximum(missing[:, None] - self._members[:, items], 0)  # [required, items]
         needed = np.maximum(after.max(0, initial=0), -(-after.sum(0) // self._at_once))  # [items]
@@ -277,7 +342,7 @@ class Lookahead:
         chosen = set(rules.chosen(state.added))
         for other in rules.earlier:
             if len(chosen & other) >= rules.most_common(len(other)):
-                mask &= ~np.isin(items, list(other))
+                mask &= ~rules.mask(list(other))[items]
         return mask
 
 
@@ -320,16 +385,19 @@ def _step(
     likely = objective.likeliest(bundles, LIKELIEST)
     options: list[tuple[float, int, int, float]] = []
     for number, state in enumerate(states):
-        items, log = likely[number]
+        items, log, matching = likely[number].items, likely[number].logs, likely[number].matching
         mask = ahead.open(state, items)
         if np.count_nonzero(mask) < width and len(items) < rules.items:
             # Too few of the likeliest items may be added: try all allowed items.
             items = np.flatnonzero(rules.allowed)
-            log = objective.chances_after([bundles[number]])[0][items]
             mask = ahead.open(state, items)
-        items, log = items[mask], log[mask]
+            items = items[mask]
+            log = objective.chances_after([bundles[number]])[0][items]
+            (matching,) = objective.matching_with([bundles[number]], [items])
+        else:
+            items, log, matching = items[mask], log[mask], matching[mask]
         chosen = len(state.added) - len(rules.must) + 1
-        values = (state.total + log + objective.earns[items]) / chosen
+        values = matching + (state.total + log + objective.earns[items]) / chosen
         if objective.asks_for_variety:
             apart = objective.apart(bundles[number], items).sum(0)
             values = values + (state.pairs + apart) / max(1, math.comb(len(bundles[number]) + 1, 2))

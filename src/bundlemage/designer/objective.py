@@ -1,26 +1,28 @@
-"""The value of a bundle for a user: its likelihood under the model, plus weighted margin and variety."""
+"""The value of a bundle for users: how likely they take it, how well its items fit, margin and variety."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bundlemage.core.answering import rows_at_a_time
-from bundlemage.core.filters import Shelf
 from bundlemage.core.ranking import top
-from bundlemage.designer.constraints import Integers, Items, Rules
+from bundlemage.core.shop import Shop
+from bundlemage.designer.constraints import Floats, Integers, Items, Rules
+from bundlemage.designer.taking import Taking
 from bundlemage.models.base import Completer, Embedder, Histories, Model, require
 from bundlemage.models.ragged import Ragged
 
-Floats: TypeAlias = npt.NDArray[np.floating[Any]]
-_NOTHING = (np.zeros(0, np.int64), np.zeros(0))
+POOL = 64
+"""The number of items that are tried in every bundle because the user would take them alone."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +32,34 @@ class Worth:
     added: Items
     logs: tuple[float, ...]
     """The logarithm of each item's probability, given the user and the items before it."""
+    matching: float
     likelihood: float
     margin: float
     diversity: float
 
     @property
     def value(self) -> float:
-        return self.likelihood + self.margin + self.diversity
+        return self.matching + self.likelihood + self.margin + self.diversity
+
+
+@dataclass(frozen=True)
+class Options:
+    """Items that may be added to a bundle."""
+
+    items: Integers
+    logs: Floats
+    """The log-probability of each item as the next one."""
+    matching: Floats
+    """The weighted log-probability of the bundle with the item."""
 
 
 class Objective:
-    """The values of bundles for one user and one request.
+    """The values of bundles for one request and one user, or several.
 
-    Items are added one at a time, the most likely first. The value of a bundle is the mean log-probability of
-    the added items, each given the items before it. The margin of the items and their variety are added with
-    the weights of the request.
+    The value of a bundle is the log-probability that the user takes the bundle, times the weight `matching`,
+    plus the mean log-probability of the added items. They are added one at a time, the most likely first,
+    each given the items before it. The margin of the items and their variety are added with their weights.
+    For several users, each probability is the mean of theirs.
     """
 
     def __init__(
@@ -52,7 +67,7 @@ class Objective:
         model: Model,
         histories: Histories,
         contents: Ragged,
-        shelf: Shelf,
+        shop: Shop,
         rules: Rules,
         tick: Callable[[], None] | None = None,
         *,
@@ -60,12 +75,14 @@ class Objective:
     ) -> None:
         """`tick` is called before each batch of bundles is scored. It may raise an error to stop the work.
         `own_costs` is as in `design`."""
-        request = rules.request
+        request, shelf = rules.request, shop.item_shelf
         self.model, self.contents, self.start = require(model, Completer), contents, rules.start
-        self._one, self._tick = histories, tick
+        self.taking = Taking(model, histories, contents, shop, rules.settings, request.not_owned, tick)
+        self._histories, self._tick, self._rules = histories, tick, rules
+        self._matching = request.matching if self.taking.able else 0.0
         self._weight = request.diversity
         self.asks_for_variety = self._weight > 0
-        self._seen: dict[Items, tuple[Integers, Floats]] = {}
+        self._seen: dict[Items, Options] = {}
         self.earns: Floats = np.zeros(len(shelf.ids))
         """The weighted margin of each item (price after discount minus cost), in units of the mean price."""
         if request.margin:
@@ -77,45 +94,78 @@ class Objective:
         hidden = np.where(rules.allowed, self.earns, -np.inf).astype(np.float32)
         self._hidden = torch.from_numpy(hidden).to(contents.device)
 
+    # ── One more item ────────────────────────────────────────────────────────────────────────────
+
     def log_chances(self, bundles: Sequence[Items]) -> Iterator[tuple[slice, Tensor]]:
         """For each bundle, the log-probability of every item as the next item; -∞ for items already in it.
 
         Yields batches, to bound memory: the slice of `bundles`, and a tensor with one row for each of them.
         """
-        items, device = self.model.sizes.items, self.contents.device
-        rows = rows_at_a_time(items, device)
+        items, device, users = self.model.sizes.items, self.contents.device, len(self._histories)
+        rows = max(1, rows_at_a_time(items, device) // users)
         for first in range(0, len(bundles), rows):
             if self._tick is not None:
                 self._tick()
             some = bundles[first : first + rows]
-            partial = Ragged.from_lists(some, device)
+            # For each bundle, a row for each user.
+            partial = Ragged.from_lists([bundle for bundle in some for _ in range(users)], device)
             with torch.inference_mode():
-                users = self._one.rows(torch.zeros(len(some), dtype=torch.int64, device=device))
-                scores = self.model.item_scores(users, partial, self.contents).clone()
+                histories = self._histories.rows(torch.arange(users, device=device).repeat(len(some)))
+                scores = self.model.item_scores(histories, partial, self.contents).clone()
                 scores[partial.row_of_entry(), partial.values] = -torch.inf
-                logs = torch.log_softmax(scores, 1)  # [some, items]
-            yield slice(first, first + len(some)), logs
+                logs = torch.log_softmax(scores, 1)
+                if users > 1:
+                    logs = logs.view(len(some), users, items).logsumexp(1) - math.log(users)
+            yield slice(first, first + len(some)), logs  # [some, items]
 
     def chances_after(self, bundles: Sequence[Items]) -> Floats:
         """Returns all rows of `log_chances` in one array. Use it only for a few bundles."""
         return np.concatenate([rows.cpu().numpy() for _, rows in self.log_chances(bundles)])
 
-    def likeliest(self, bundles: Sequence[Items], most: int) -> list[tuple[Integers, Floats]]:
-        """Returns for each bundle the allowed items that raise its value most, and their log-probabilities.
-        Variety is ignored. Results are cached."""
+    def likeliest(self, bundles: Sequence[Items], most: int) -> list[Options]:
+        """Returns for each bundle the allowed items that are tried next: the `most` likeliest ones, with
+        their margin, and those that the user would take alone. Results are cached."""
         keys = [tuple(sorted(bundle)) for bundle in bundles]
         new = [key for key in dict.fromkeys(keys) if key not in self._seen]
-        for where, rows in self.log_chances(new):
+        places: list[Integers] = []
+        logs: list[Floats] = []
+        for _, rows in self.log_chances(new):
             with torch.inference_mode():
-                _, places = top(rows + self._hidden, min(most, rows.shape[1]))
-                likeliest = zip(places.cpu().numpy(), rows.gather(1, places).cpu().numpy(), strict=True)
-            self._seen.update(zip(new[where], likeliest, strict=True))
+                found = top(rows + self._hidden, min(most, rows.shape[1]))[1].cpu().numpy()
+            for likely, row in zip(found, rows.cpu().numpy(), strict=True):
+                places.append(np.unique(np.concatenate([likely, self._pool])))
+                logs.append(row[places[-1]])
+        for key, items, log, matching in zip(new, places, logs, self.matching_with(new, places), strict=True):
+            self._seen[key] = Options(items, log, matching)
         return [self._seen[key] for key in keys]
+
+    def matching_with(self, bundles: Sequence[Items], items: Sequence[Integers]) -> list[Floats]:
+        """Returns for each bundle the weighted log-probabilities of it and one of its `items` more."""
+        if not self._matching or not bundles:
+            return [np.zeros(len(some)) for some in items]
+        return [self._matching * logs for logs in self.taking.logs_with(bundles, items)]
+
+    @cached_property
+    def alone(self) -> Floats:
+        """For each item the weighted log-probability of a bundle of it and the fixed items; 0 for items that
+        are not allowed."""  # [items]
+        places, values = np.flatnonzero(self._rules.allowed), np.zeros(self._rules.items)
+        (values[places],) = self.matching_with([self._rules.fixed], [places])
+        return values
+
+    @cached_property
+    def _pool(self) -> Integers:
+        """The items with the highest values in `alone`."""
+        if not self._matching:
+            return np.zeros(0, np.int64)
+        places = np.flatnonzero(self._rules.allowed)
+        return places[np.argsort(-self.alone[places], kind="stable")[:POOL]]
 
     # ── Whole bundles ────────────────────────────────────────────────────────────────────────────
 
-    def worth(self, bundles: Sequence[Items]) -> list[Worth]:
-        """Returns the value of each set of items when it is added to `start`."""
+    def worth(self, bundles: Sequence[Items], taken: Floats | None = None) -> list[Worth]:
+        """Returns the value of each set of items when it is added to `start`. `taken` are the
+        log-probabilities of the bundles; by default those of new bundles."""
         orders: list[list[int]] = [[] for _ in bundles]
         logs: list[list[float]] = [[] for _ in bundles]
 
@@ -134,7 +184,10 @@ class Objective:
             unseen = []
             for context, numbers in contexts.items():
                 left = {number: [i for i in bundles[number] if i not in orders[number]] for number in numbers}
-                seen = dict(zip(*(each.tolist() for each in self._seen.get(context, _NOTHING)), strict=True))
+                known = self._seen.get(context)
+                seen = (
+                    {} if known is None else dict(zip(known.items.tolist(), known.logs.tolist(), strict=True))
+                )
                 if all(item in seen for items in left.values() for item in items):
                     add(left, seen)
                 else:
@@ -143,11 +196,15 @@ class Objective:
                 for (_, left), row in zip(unseen[where], rows.cpu().numpy(), strict=True):
                     add(left, row)
         worths = []
-        for order, log_chances in zip(orders, logs, strict=True):
+        matching: Floats = np.zeros(len(bundles))
+        if self._matching and bundles:
+            whole = [(*self.start, *added) for added in bundles]
+            matching = self._matching * (self.taking.logs(whole) if taken is None else taken)
+        for order, log_chances, match in zip(orders, logs, matching.tolist(), strict=True):
             count = max(1, len(order))
             likelihood, margin = sum(log_chances) / count, float(self.earns[order].sum()) / count
             diversity = self.variety((*self.start, *order))
-            worths.append(Worth(tuple(order), tuple(log_chances), likelihood, margin, diversity))
+            worths.append(Worth(tuple(order), tuple(log_chances), match, likelihood, margin, diversity))
         return worths
 
     # ── Margin and variety ───────────────────────────────────────────────────────────────────────

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bundlemage.designer.constraints import NO_LIMIT, Deadline, Integers, Items, Limit, Rules, Sum
-from bundlemage.designer.objective import Floats, Objective
+from bundlemage.designer.constraints import NO_LIMIT, Deadline, Floats, Integers, Items, Limit, Rules, Sum
+from bundlemage.designer.objective import Objective
 from bundlemage.errors import MissingExtraError, OutOfTimeError
 from bundlemage.wire.requests import MOST_ITEMS
 
@@ -319,7 +319,7 @@ class Fits:
     places: Integers
     alone: Floats  # [pool]: the log-probability as the first item to be added
     beside: Floats  # [pool, pool]: the log-probability after the other item, summed over both orders
-    earns: Floats  # [pool]
+    earns: Floats  # [pool]: the margin, and the value of the user taking the item alone
     apart: Floats  # [pool, pool]: the distance between two items
     from_fixed: Floats  # [pool]: the sum of distances from the fixed items
 
@@ -328,7 +328,8 @@ class Fits:
         scores = objective.chances_after([rules.fixed])[0]
         chosen = np.array([item for added in known for item in rules.chosen(added)], np.int64)
         pools = (np.flatnonzero(rules.allowed), representatives(rules, scores))
-        best = [pool[np.argsort(-scores[pool], kind="stable")[:POOL]] for pool in pools]
+        likely = scores + objective.alone
+        best = [pool[np.argsort(-likely[pool], kind="stable")[:POOL]] for pool in pools]
         places = np.unique(np.concatenate([chosen, *best]))
         after = np.zeros((len(places), len(places)))
         for where, rows in objective.log_chances([(*rules.fixed, int(item)) for item in places]):
@@ -339,7 +340,8 @@ class Fits:
         if objective.asks_for_variety:
             apart = objective.apart(places, places)
             from_fixed += objective.apart(rules.fixed, places).sum(0) if rules.fixed else 0.0
-        return cls(places, scores[places], after + after.T, objective.earns[places], apart, from_fixed)
+        earns = objective.earns[places] + objective.alone[places]
+        return cls(places, scores[places], after + after.T, earns, apart, from_fixed)
 
 
 class TwoByTwo:
@@ -355,6 +357,8 @@ class TwoByTwo:
         self.places, self.free = fits.places, size - len(rules.fixed)
         counted = self.free + len(rules.must)  # the mean is over all added items
         couples, fine = max(1, comb(size, 2)), FINE * self.free * counted
+        self.scale = 2 * fine
+        """The whole numbers are the values of bundles times this number, plus a constant."""
         alone = fits.alone / self.free / counted + fits.earns / counted + fits.from_fixed / couples
         together = fits.beside / self.free / counted + fits.apart / couples
         self.alone = np.rint(2 * fine * (alone - alone.min())).astype(np.int64)
@@ -435,18 +439,23 @@ def _best_of_size(
     return None, status == cp().INFEASIBLE
 
 
-def neighbours(fits: Fits, rules: Rules, added: Items, most: int) -> list[Items]:
-    """Returns at most `most` bundles with one item exchanged, the best by pairs first."""
+def neighbours(objective: Objective, fits: Fits, rules: Rules, added: Items, most: int) -> list[Items]:
+    """Returns at most `most` bundles with one item exchanged. The best are first, by pairs of items and by
+    how likely the bundle is taken."""
     chosen = rules.chosen(added)
     if not chosen:
         return []
     problem = TwoByTwo(fits, rules, len(rules.start) + len(added))
     index = np.searchsorted(fits.places, chosen)
     gains = np.full((len(index), len(fits.places)), -np.inf)
+    others = [tuple(item for item in (*rules.start, *added) if item != out) for out in chosen]
+    taken = objective.matching_with(others, [fits.places] * len(others))
     for number in range(len(index)):
         rest = np.delete(index, number)
         gains[number] = problem.alone + 2 * problem.together[:, rest].sum(1)
         gains[number] += problem.value(tuple(fits.places[rest].tolist()))
+        gains[number] /= problem.scale
+        gains[number] += taken[number]
         gains[number, index] = -np.inf
     bundles = []
     for place in np.argsort(-gains, axis=None, kind="stable")[: 20 * most].tolist():

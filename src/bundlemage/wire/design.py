@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Integral
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -63,7 +64,7 @@ def _range_of(value: Any, least: Any) -> Any:
     """Converts a short form of a range. A single number becomes the maximum, and `least` the minimum."""
     if value is None or isinstance(value, Mapping | Body):
         return value
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, list | tuple):
         return {"least": least, "most": value}
     if len(value) != 2:
         raise ValueError("write a number, or (least, most)")
@@ -71,9 +72,15 @@ def _range_of(value: Any, least: Any) -> Any:
 
 
 def _list_of(value: Any) -> list[Any]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise ValueError(f"a list is expected: write [{value!r}]")  # noqa: TRY004
-    return [str(each) for each in value]
+    return [_text_of(each) for each in value]
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | Integral):
+        raise ValueError(f"{value!r} is neither a text nor a whole number")  # noqa: TRY004
+    return str(value)
 
 
 def _dict_of(value: Any) -> dict[str, Any]:
@@ -178,6 +185,8 @@ class DesignRequest(Body):
     """Whether to add only items that the user does not have."""
     discount: Discount = 0.0
     """Discount on the sum of the items' prices, as a fraction: 0.2 is 20% off."""
+    matching: Weight = 8.0
+    """Weight of how likely the user takes the whole bundle, beside how well each item fits to the others."""
     diversity: Weight = 0.0
     """Weight of the variety of the items in a bundle."""
     margin: Weight = 0.0
@@ -201,6 +210,8 @@ class DesignRequest(Body):
     """The language of the reasons, such as de. The default is that of the shop's locale."""
     to: Audience = "customer"
     """Who reads the reasons: the customer ("you have") or the shop ("they have")."""
+    buyers: Flag = True
+    """Whether to estimate how many users would buy each bundle."""
 
     @classmethod
     def of(cls, **wishes: Any) -> Self:
@@ -227,6 +238,9 @@ class DesignIn(UserOrHistory, DesignRequest):
     """Seconds until the search stops and returns the best bundles so far."""
     details: Flag = False
     """Whether the answer has the numbers behind each reason."""
+    buyers: Flag = False
+    """Whether to estimate how many users would buy each bundle. This reads the histories of up to 2,000 users
+    from the store, so the service does it only if asked."""
 
 
 # ── Why a request is impossible ──────────────────────────────────────────────────────────────────

@@ -115,7 +115,10 @@ class DesignedItem(EntryOut):
 class Terms(Out):
     """The parts of a bundle's value, each multiplied by its weight."""
 
+    matching: float
+    """The logarithm of the probability that the user takes the bundle, among all bundles of the shop."""
     likelihood: float
+    """The mean logarithm of the probabilities of the added items."""
     margin: float
     diversity: float
 
@@ -135,6 +138,16 @@ class Design(Out):
     terms: Terms
     same_as: str | None
     """A bundle of the shop that has exactly these items."""
+    expected_rank: int | None = None
+    """The rank of the bundle for the user, among itself and all bundles of the shop that the user does not
+    have. Null: the user has no history, the bundle is for several users, or the model ranks by sales alone or
+    only completes bundles."""
+    expected_buyers: float | None = None
+    """How many users would ever buy the bundle: all users of the shop, or those it was designed for. It is
+    estimated from at most 2,000 of them. Null: not asked for, or 'note' says why it is not known."""
+    low: int | None = None
+    high: int | None = None
+    """The number of buyers lies between 'low' and 'high' for nine of ten new bundles."""
 
     @property
     def ids(self) -> list[str]:
@@ -142,11 +155,28 @@ class Design(Out):
         return [item.id for item in self.items]
 
 
+class BetterExisting(Out):
+    """A bundle of the shop that satisfies the request and has a higher value than every designed one."""
+
+    id: str
+    title: str | None
+    price: float | None
+    """The bundle's own price; if it has none, the sum of its items' prices minus the discount."""
+    value: float
+    expected_rank: int | None
+    """The rank of the bundle for the user, among the bundles that the user does not have."""
+
+
 class Designs(Listing[Design]):
     """Designed bundles, the best first."""
 
     bundles: tuple[Design, ...]
     """The best first. There may be fewer than the request asked for."""
+    better_existing: BetterExisting | None = None
+    """The best bundle that the shop already has, if its value is higher than that of the first designed one.
+    Null: the shop has none that the request allows, or the first design is at least as good."""
+    note: str | None = None
+    """What is not known about the bundles, and why."""
     method: str
     seconds: float
     complete: bool

@@ -80,7 +80,7 @@ def _text_of_id(name: Any, info: ValidationInfo) -> Any:
 
 def _checked_number(value: Any) -> Any:
     """Refuse texts and booleans as numbers: a stock of `false` must not become 0. Used for bodies only."""
-    if isinstance(value, bool | str):
+    if isinstance(value, bool | str | bytes):
         raise ValueError("should be a number")  # noqa: TRY004  (pydantic passes a TypeError on)
     return value
 

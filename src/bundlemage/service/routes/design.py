@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from bundlemage.campaigns.sample import SAMPLE
 from bundlemage.live import Live
 from bundlemage.progress import Progress
 from bundlemage.service.answerer import check_catalogue
@@ -55,7 +56,8 @@ async def design(
         asked = body.model_copy(update={"costs": costs})
         # A request whose costs are all of newer items has costs, too: the catalogue's do not replace them.
         own = own_costs and not body.costs
-        designs = live.design(owned, asked, progress=progress, own_costs=own)
+        users = partial(_some_users, service.store)
+        designs = live.design(owned, asked, users=users, progress=progress, own_costs=own)
         shortened = partial(_shortened, most=IN_A_DESIGN * body.details)
         bundles = tuple(
             design.model_copy(update={"items": tuple(map(shortened, design.items))}) for design in designs
@@ -99,6 +101,13 @@ async def explain(
         return ExplanationsFor(**facts, explanations=explanations)
 
     return await service.at_length("explain", request, work)
+
+
+def _some_users(store: Store) -> tuple[list[Owned], int]:
+    """Returns the histories of a random sample of the users, and the number of all users. Only users who are
+    in the store now are sampled: the model's training users may have been erased since."""
+    names, count = store.sample_of_users(SAMPLE)
+    return list(store.histories(names).values()), count
 
 
 def _shortened(item: DesignedItem, most: int) -> DesignedItem:

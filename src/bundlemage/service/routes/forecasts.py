@@ -14,7 +14,7 @@ import pyarrow.csv as pa_csv
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from bundlemage.asker import ESTIMATE_SAMPLE
+from bundlemage.campaigns.sample import SAMPLE
 from bundlemage.core.segments import Segment
 from bundlemage.live import Live
 from bundlemage.progress import Progress
@@ -69,7 +69,7 @@ async def score(
     connection. With `stream=true` the answer has lines of JSON (`ForecastLine`): the estimate, the progress,
     the forecast.
     """
-    sample = body.sample or (ESTIMATE_SAMPLE if stream else None)
+    sample = body.sample or (SAMPLE if stream else None)
     exact = partial(_forecast, service.store, body, None, request_id)
     if sample is None:
         return await service.at_length("forecast", request, exact)

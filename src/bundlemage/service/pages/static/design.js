@@ -6,7 +6,7 @@ import { constraintPanel } from "./constraints.js";
 import { byId, h, plural, randomKey } from "./dom.js";
 import { announce, problemBox } from "./frame.js";
 import { withProgress } from "./progress.js";
-import { drawProposals, foundWords } from "./proposals.js";
+import { betterExisting, drawProposals, foundWords } from "./proposals.js";
 
 const MOST_BUNDLES = 20;
 
@@ -123,6 +123,7 @@ export function designer({ shopData, draft, onTake }) {
     });
     const words = foundWords(answer, request);
     byId("proposals-note").textContent = words;
+    byId("better-existing").replaceChildren(...[betterExisting(answer, request.user_id)].filter(Boolean));
     announce(words);
     if (byId("designer").hidden) return; // the user has switched to "item by item" meanwhile
     byId("proposed").hidden = false;

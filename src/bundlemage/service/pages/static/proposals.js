@@ -21,13 +21,14 @@ function difference(bundle, all) {
   return `${rest ? "Only here" : "All items are only here"}: ${listed(only.map(titleOf))}.`;
 }
 
-/** The value of a bundle and its terms; null if the likelihood is the only term. */
+/** The value of a bundle and its terms; null if it has neither margin nor variety. */
 function terms({ value, terms: parts }) {
   const others = ["margin", "diversity"].filter((name) => parts[name]);
   if (!others.length) return null;
   const signed = (number) => figure(number).replace("-", "−");
-  const words = ["likelihood", ...others].map(
-    (name) => `${name === "diversity" ? "variety" : name} ${signed(parts[name])}`,
+  const named = { matching: "the whole bundle", likelihood: "its items", diversity: "variety" };
+  const words = ["matching", "likelihood", ...others].map(
+    (name) => `${named[name] ?? name} ${signed(parts[name])}`,
   );
   return h("p", { class: "fine" }, `Value ${signed(value)}: ${listed(words)}.`);
 }
@@ -92,6 +93,9 @@ function card(bundle, all, highest, options) {
         bundle.same_as
           ? h("p", { class: "note" }, `The shop already has this bundle: ${bundle.same_as}.`)
           : null,
+        bundle.expected_rank
+          ? h("p", { class: "fine" }, `Rank ${count(bundle.expected_rank)} among all bundles for this user.`)
+          : null,
         differs ? h("p", { class: "contents" }, differs) : null,
         h(
           "ul",
@@ -139,4 +143,18 @@ export function foundWords({ bundles, method, seconds, complete, proven }, reque
     : "Time ran out: these are the best bundles that the search found.";
   const sure = proven && "No possible bundle is better than the first.";
   return [all, more, sure].filter(Boolean).join(" ");
+}
+
+/** A line about a bundle that the shop already has and that is better, with a link to it; null if none is. */
+export function betterExisting({ better_existing: better }, user) {
+  if (!better) return null;
+  const rank = better.expected_rank ? ` Its rank for this user is ${count(better.expected_rank)}.` : "";
+  const query = new URLSearchParams({ bundle: better.id, ...(user ? { user } : {}) });
+  return h(
+    "p",
+    { class: "note" },
+    "The shop already has a better bundle: ",
+    h("a", { href: `/builder?${query}` }, better.title ?? better.id),
+    `.${rank}`,
+  );
 }

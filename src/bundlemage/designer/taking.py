@@ -1,0 +1,167 @@
+"""How likely users take a bundle: its probability among all bundles of the shop, by the matching scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bundlemage.core.answering import SCORES_AT_A_TIME
+from bundlemage.core.filters import Filter
+from bundlemage.core.ownership import owned_items
+from bundlemage.core.shop import Shop
+from bundlemage.designer.constraints import Floats, Integers, Items
+from bundlemage.models.base import Histories, Matcher, Model, can, require
+from bundlemage.models.ragged import Ragged
+from bundlemage.wire.shop import ShopSettings
+
+
+class Taking:
+    """The log-probabilities that users take bundles, each among the bundles of the shop and itself.
+
+    A bundle that does not exist yet is scored as `recommend(new_bundles=…)` scores it, with the number of
+    sales that the model assumes for a new bundle. For several users, the result is the logarithm of the mean
+    of their probabilities. A user who may not get a bundle counts with the probability 0.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        histories: Histories,
+        contents: Ragged,
+        shop: Shop,
+        settings: ShopSettings,
+        not_owned: bool,
+        tick: Callable[[], None] | None = None,
+    ) -> None:
+        """If there are several users, `not_owned` says whether those who have any item of a bundle do not
+        count. Otherwise only those who have all its items do not count."""
+        self.model, self.histories, self.contents, self.shop = model, histories, contents, shop
+        self.able = can(model, Matcher)
+        """Whether the model scores bundles. If not, all methods raise `UnsupportedError`."""
+        self._settings, self._not_owned, self._tick = settings, not_owned, tick
+
+    @cached_property
+    def _scores(self) -> Tensor:
+        """The scores of the shop's bundles."""  # [users, bundles]
+        with torch.inference_mode():
+            scores = require(self.model, Matcher).bundle_scores(self.histories, self.contents)
+            # Bundles that only the histories have come last. They are not in the shop.
+            return scores[:, : len(self.shop.dataset.bundles)]
+
+    @cached_property
+    def _log_sums(self) -> Tensor:
+        with torch.inference_mode():
+            return self._scores.logsumexp(1, keepdim=True)  # [users, 1]
+
+    @cached_property
+    def _owned(self) -> Tensor:
+        """1 for each item that a user has, alone or in a bundle."""  # [items, users]
+        owned = torch.zeros(len(self.histories), len(self.shop.dataset.items), device=self.contents.device)
+        has = owned_items(self.histories, self.contents, owned.shape[1])
+        owned[has.row_of_entry(), has.values] = 1
+        return owned.T.contiguous()
+
+    def logs(self, bundles: Sequence[Items]) -> Floats:
+        """Returns the log-probability of each bundle, given by the positions of its items."""  # [bundles]
+        return self._logs_of(Ragged.from_lists(bundles, self.contents.device))
+
+    def logs_with(self, bundles: Sequence[Items], items: Sequence[Integers]) -> list[Floats]:
+        """Returns for each bundle the log-probabilities of the bundle with each of some more items."""
+        parts = [
+            np.column_stack([np.tile(np.asarray(bundle, np.int64), (len(more), 1)), more])
+            for bundle, more in zip(bundles, items, strict=True)
+        ]
+        lengths = np.concatenate([np.full(len(part), part.shape[1]) for part in parts])
+        values = torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
+        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+        device = self.contents.device
+        logs = self._logs_of(Ragged(values.to(device), offsets.to(device)))
+        return np.split(logs, np.cumsum([len(part) for part in parts])[:-1])
+
+    def _logs_of(self, bundles: Ragged) -> Floats:
+        matcher, found = require(self.model, Matcher), []
+        at_once = max(1, SCORES_AT_A_TIME // len(self.histories))
+        for start in range(0, len(bundles), at_once):
+            if self._tick is not None:
+                self._tick()
+            places = torch.arange(start, min(start + at_once, len(bundles)), device=bundles.device)
+            with torch.inference_mode():
+                new = bundles.rows(places)
+                scores = matcher.score_new_bundles(self.histories, self.contents, new)
+                self.model.checked("score_new_bundles", scores, len(self.histories), len(new))
+                logs = scores - torch.logaddexp(scores, self._log_sums)
+                found.append(self._mean(logs, new))
+        return np.concatenate([*found, np.zeros(0)])
+
+    def _mean(self, logs: Tensor, bundles: Ragged) -> Floats:
+        if len(logs) > 1:
+            has = bundles.sum_of(self._owned).T  # [users, bundles]
+            barred = has > 0 if self._not_owned else has == bundles.lengths
+            # Not quite 0, so that a bundle which nobody may get still has a finite value.
+            logs = logs.masked_fill(barred, -100.0)
+            logs = logs.logsumexp(0, keepdim=True) - float(np.log(len(logs)))
+        means: Floats = logs[0].double().cpu().numpy()
+        return means
+
+    # ── One user: ranks, and the bundles of the shop ─────────────────────────────────────────────
+
+    @property
+    def _is_ranked(self) -> bool:
+        """Whether ranks are known: for one user with a history, if the model does not rank by sales alone."""
+        has_history = len(self.histories.items.values) + len(self.histories.bundles.values) > 0
+        one = len(self.histories) == 1 and has_history
+        return one and self.able and not require(self.model, Matcher).ranks_by_sales
+
+    @cached_property
+    def _rivals(self) -> Tensor:
+        """What the bundles of the shop are ranked by, under its rules for owned and sold-out bundles; -∞ for
+        those that are not recommended, or only after all others."""
+        rules, candidates = self._settings, self.shop.bundles(stock=self._settings.stock)
+        with torch.inference_mode():
+            hidden = candidates.hidden if candidates.available is None else candidates.available
+            scores = self._scores[0] + hidden
+            if rules.owned == "show":
+                return scores  # [bundles]
+            goods = self.shop.goods(self.contents)
+            owned = goods.owned(self.histories, goods.contents)
+            demoted = goods.demoted(owned, rules.owned, rules.mostly_owned)
+            assert demoted is not None
+            known = demoted.bundles < len(scores)  # the others are only in the history
+            scores[demoted.bundles[known]] += demoted.shares[known].log()
+            has = self.histories.bundles.values
+            scores[has[has < len(scores)]] = -torch.inf
+            return scores
+
+    def ranks(self, bundles: Sequence[Items]) -> list[int | None]:
+        """Returns the rank of each new bundle, if it is in stock, in a recommendation of the shop's bundles and
+        itself; None if it is not known."""
+        if not self._is_ranked:
+            return [None for _ in bundles]
+        with torch.inference_mode():
+            new = Ragged.from_lists(bundles, self.contents.device)
+            scores = require(self.model, Matcher).score_new_bundles(self.histories, self.contents, new)[0]
+            ranks: list[int | None] = (1 + (self._rivals > scores[:, None]).sum(1)).tolist()
+        return ranks
+
+    def rank_of_existing(self, place: int) -> int | None:
+        """Returns the rank of a bundle of the shop; None if it is not known."""
+        return 1 + int((self._rivals > self._rivals[place]).sum()) if self._is_ranked else None
+
+    def existing(self, in_stock: bool) -> tuple[Integers, Floats]:
+        """Returns the bundles of the shop that users may get, the likeliest first, and their
+        log-probabilities."""
+        with torch.inference_mode():
+            logs = self._scores - self._log_sums  # [users, bundles]
+            means = self._mean(logs, self.contents.rows(torch.arange(logs.shape[1], device=logs.device)))
+        hidden = self.shop.bundles(Filter(in_stock=True) if in_stock else None).hidden.cpu().numpy()
+        shown = hidden == 0
+        if len(self.histories) == 1:
+            owned = self.histories.bundles.values.cpu().numpy()
+            shown[owned[owned < len(shown)]] = False
+        order = np.argsort(-means, kind="stable")
+        order = order[shown[order]]
+        return order, means[order]

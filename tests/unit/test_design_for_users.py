@@ -1,0 +1,288 @@
+"""Designs are what the person is likely to take: value, rank, buyers, better bundles, and several users."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bundlemage import History, Recommender, SplitPlan
+from bundlemage.campaigns.sample import Sample, expected_buyers
+from bundlemage.errors import ConfigError
+from bundlemage.models.base import Completer, require
+from bundlemage.wire.design import DesignRequest, ImpossibleDesignError
+from tests.designing import Judge, broken, goods_of, owned_by, rules_of, small_sample, tiny_recommender
+from tests.small_shop import QUICK, dataset_of, small_shop
+
+USERS = ("u0007", "u0100", "u0333")
+
+
+@pytest.fixture(scope="module")
+def sample() -> Recommender:
+    return small_sample()[0]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Recommender:
+    return tiny_recommender(12)
+
+
+class TestTheWholeBundle:
+    def test_rank_and_probability_are_those_of_a_recommendation(self, sample: Recommender) -> None:
+        for user in USERS:
+            for design in sample.design(user, n=3, reasons=False, buyers=False):
+                ranked = sample.recommend(user, k=10_000, new_bundles={"design": design.ids})
+                (found,) = (each for each in ranked if each.id == "design")
+                assert design.expected_rank == found.rank
+                assert design.terms.matching / 8 == pytest.approx(math.log(found.score), abs=1e-4)
+
+    def test_the_same_for_a_history(self, sample: Recommender) -> None:
+        visitor = History(items=["g0022", "g0004"], bundles=[["g0001", "g0002"]])
+        (design,) = sample.design(visitor, n=1, reasons=False)
+        ranked = sample.recommend(visitor, k=10_000, new_bundles={"design": design.ids})
+        assert design.expected_rank == next(each.rank for each in ranked if each.id == "design")
+
+    def test_designs_are_taken_more_than_those_that_only_fit_together(self, sample: Recommender) -> None:
+        for user in USERS:
+            usual, together = (
+                sample.design(user, n=1, matching=weight, reasons=False)[0] for weight in (8.0, 0.0)
+            )
+            assert usual.expected_rank <= together.expected_rank
+            assert together.terms.matching == 0
+            assert together.value == pytest.approx(together.terms.likelihood)
+
+    def test_without_a_history_there_is_no_rank(self, sample: Recommender) -> None:
+        assert sample.design(History(), n=1)[0].expected_rank is None
+
+    def test_a_model_that_only_completes_designs_as_before(self) -> None:
+        model = Recommender(**QUICK, tasks="generation").fit(small_shop(), progress=False)
+        user = model.dataset.users.ids[0]
+        answer = model.design(user, size=2, n=1, not_owned=False)
+        assert (answer[0].expected_rank, answer[0].expected_buyers) == (None, None)
+        assert (answer[0].terms.matching, answer.better_existing) == (0.0, None)
+        assert "does not recommend bundles" in answer.note
+
+    @pytest.mark.parametrize("name", ["co-occurrence", "ease-items"])
+    def test_so_does_another_model(self, sample: Recommender, name: str) -> None:
+        other = Recommender(name, device="cpu").fit(sample.dataset, progress=False)
+        assert len(other.design("u0007", n=2, reasons=False)) == 2
+
+
+class TestExisting:
+    @pytest.mark.parametrize(
+        "request_",
+        [
+            {"size": (1, 4)},
+            {"size": (2, 4), "in_stock": False},
+            {"size": (2, 4), "budget": 14.0, "forbid": ["i5"]},
+            {"size": (1, 4), "must": ["i7"], "in_stock": False},
+            {"size": (2, 4), "one_per": ["brand:*"], "start": ["i2"]},
+        ],
+        ids=str,
+    )
+    def test_the_best_of_the_shop_is_named_if_it_is_better(
+        self, tiny: Recommender, request_: dict[str, Any]
+    ) -> None:
+        """Once more by a plain loop over the bundles of the shop. None of them has a price of its own."""
+        goods, request_, named = goods_of(tiny), request_ | {"not_owned": False}, 0
+        data, rules = tiny.dataset, rules_of(goods, request_)
+        start = set(request_.get("start", ()))
+        for user in ("u1", "u2", "u3", "u4", "u5"):
+            judge, owned = Judge(tiny, goods, user), owned_by(tiny, user)
+            score = {each.id: each for each in tiny.recommend(user, k=1000)}
+            likeliest = sorted(score.values(), key=lambda each: -each.score)
+            values = {}
+            for each in likeliest:
+                row = data.bundle_item[data.bundles.position(each.id)].indices
+                inside = {data.items.ids[item] for item in row}
+                added = sorted(inside - start)
+                if not added or not start <= inside or broken(goods, owned, request_, rules, added):
+                    continue
+                values[each.id] = 8 * math.log(each.score) + judge.worth(request_, added).likelihood
+                if len(values) == 16:
+                    break
+            answer = tiny.design(user, **request_, n=1, reasons=False)
+            best = max(values, key=lambda name: values[name], default=None)
+            better = answer.better_existing
+            if best is None or values[best] < answer[0].value - 1e-4:
+                assert better is None
+            elif values[best] > answer[0].value + 1e-4:
+                assert better.id == best
+                assert better.value == pytest.approx(values[best], abs=1e-3)
+                assert better.expected_rank == score[best].rank
+                named += 1
+        assert named or "must" in request_ or "one_per" in request_
+
+
+class TestBuyers:
+    def test_they_are_those_of_a_forecast(self, sample: Recommender) -> None:
+        answer = sample.design("u0007", n=3, reasons=False)
+        for design in answer:
+            forecast = sample.score_bundle(design.ids)
+            assert design.expected_buyers == pytest.approx(forecast.expected)
+            assert (design.low, design.high) == (forecast.low, forecast.high)
+
+    def test_a_sample_of_the_users_is_scaled_and_its_error_counts(self, sample: Recommender) -> None:
+        shop, calibration = sample.shop, sample.new_bundle_calibration
+        assert calibration is not None
+        bundles = [[1, 2, 3], [40, 50, 60]]
+        contents, everyone = shop.interactions.bundle_item, shop.everyone()
+        whole = Sample.of(sample.model, shop, everyone, contents, 800)
+        exact = expected_buyers(sample.model, shop, whole, bundles, calibration)
+        some = everyone.rows(torch.from_numpy(np.random.default_rng(0).permutation(800)[:100]))
+        part = Sample.of(sample.model, shop, some, contents, 800)
+        estimated = expected_buyers(sample.model, shop, part, bundles, calibration)
+        for (expected, low, high), (about, lowest, highest) in zip(exact, estimated, strict=True):
+            assert about == pytest.approx(expected, rel=0.5)
+            assert lowest <= expected <= highest
+            assert 0 <= low < high
+
+    def test_they_are_not_estimated_if_not_wanted(self, sample: Recommender) -> None:
+        answer = sample.design("u0007", n=1, buyers=False)
+        assert (answer[0].expected_buyers, answer[0].low, answer.note) == (None, None, None)
+
+    def test_too_little_data_is_said(self, tiny: Recommender) -> None:
+        answer = tiny.design("u1", size=2, n=1)
+        assert answer[0].expected_buyers is None
+        assert "too little data" in answer.note
+
+
+def two_tastes() -> Recommender:
+    """The users u0 to u19 have bundles of the items 0 to 9, the users u20 to u39 those of the items 10 to 19."""
+    random = np.random.default_rng(0)
+    bundles = [(10 * half + random.permutation(10)[:3]).tolist() for half in (0, 1) for _ in range(20)]
+    owned = [(20 * half + random.permutation(20)[:5]).tolist() for half in (0, 1) for _ in range(20)]
+    items = [(10 * half + random.permutation(10)[:2]).tolist() for half in (0, 1) for _ in range(20)]
+    settings: dict[str, Any] = {"embedding_dim": 16, "epochs": 60, "learning_rate": 0.02, "device": "cpu"}
+    return Recommender(**settings).fit(
+        dataset_of(items, owned, bundles, 20), SplitPlan("none"), progress=False
+    )
+
+
+class TestSeveralUsers:
+    @pytest.fixture(scope="class")
+    def shop(self) -> Recommender:
+        return two_tastes()
+
+    @pytest.mark.parametrize("half", [0, 1])
+    @pytest.mark.parametrize("method", ["beam", "exact"])
+    def test_a_segment_gets_its_taste(self, shop: Recommender, half: int, method: str) -> None:
+        segment = [f"u{number}" for number in range(20 * half, 20 * half + 20)]
+        answer = shop.design_many(segment, size=3, n=1, not_owned=False, method=method, time_limit=2.0)
+        places = [shop.dataset.items.position(item) for item in answer[0].ids]
+        assert {place // 10 for place in places} == {half}
+        assert answer[0].expected_rank is None
+
+    def test_one_user_is_the_same_alone(self, shop: Recommender) -> None:
+        alone = shop.design("u3", size=3, n=2, reasons=False)
+        together = shop.design_many(["u3"], size=3, n=2, reasons=False)
+        assert [each.ids for each in alone] == [each.ids for each in together]
+        assert [each.value for each in alone] == pytest.approx([each.value for each in together])
+
+    def test_the_value_is_the_mean_of_the_users(self, shop: Recommender) -> None:
+        users = ["u1", "u5", "u30"]
+        (design,) = shop.design_many(users, size=3, n=1, reasons=False)
+        goods = goods_of_items(shop)
+        taken, logs = [], []
+        for user in users:
+            judge = Judge(shop, goods, user)
+            barred = owned_by(shop, user) & set(design.ids)
+            taken.append(0.0 if barred else math.exp(judge.log_taken(design.ids)))
+            logs.append(
+                [
+                    judge.log_chances(design.ids[:place])[shop.dataset.items.position(item)]
+                    for place, item in enumerate(design.ids)
+                ]
+            )
+        assert design.terms.matching == pytest.approx(8 * math.log(np.mean(taken)), abs=1e-3)
+        assert design.terms.likelihood == pytest.approx(
+            np.log(np.exp(np.array(logs)).mean(0)).mean(), abs=1e-3
+        )
+
+    def test_everyone(self, sample: Recommender) -> None:
+        (design,) = sample.design_many(n=1, size=3, time_limit=5.0)
+        forecast = sample.score_bundle(design.ids)
+        assert design.expected_buyers == pytest.approx(forecast.expected)
+
+    def test_each_user_has_one(self, shop: Recommender) -> None:
+        users = ["u1", "u2", "u25"]
+        found = shop.design_each(users, size=2)
+        assert sorted(user for _, who in found for user in who) == users
+        for bundle, who in found:
+            for user in who:
+                (own,) = shop.design(user, size=2, n=1, reasons=False)
+                assert set(own.ids) == set(bundle.ids)
+        assert len({frozenset(bundle.ids) for bundle, _ in found}) == len(found)
+
+    def test_wrong_users_are_refused(self, shop: Recommender) -> None:
+        for users in ("u1", []):
+            with pytest.raises(ConfigError, match="users"):
+                shop.design_many(users, size=2)
+        with pytest.raises(ImpossibleDesignError):
+            shop.design_each(["u1"], size=50)
+
+
+def goods_of_items(recommender: Recommender) -> Any:
+    """Nothing is known of the items."""
+    from tests.designing import Goods
+
+    ids = recommender.dataset.items.ids
+    return Goods(dict.fromkeys(ids), {name: frozenset() for name in ids}, dict.fromkeys(ids))
+
+
+class TestOneDefinitionOfAProbability:
+    def test_complete_and_design_agree(self, sample: Recommender) -> None:
+        inside = ["g0022", "g0004"]
+        (design,) = sample.design("u0007", start=inside, size=3, n=1, reasons=False)
+        added = design.items[-1]
+        answers = sample.complete("u0007", inside, k=600)
+        assert added.score == pytest.approx({each.id: each.score for each in answers}[added.id], rel=1e-5)
+
+    def test_it_is_the_probability_of_the_next_item(self, sample: Recommender) -> None:
+        histories, contents = sample.shop.encode(["u0007"])
+        from bundlemage.models.ragged import Ragged
+
+        places = [sample.dataset.items.position(item) for item in ("g0022", "g0004")]
+        with torch.no_grad():
+            scores = require(sample.model, Completer).score_items(
+                histories, Ragged.from_lists([places]), contents
+            )[0]
+        others = [place for place in range(len(scores)) if place not in places]
+        chances = dict(zip(others, scores[others].softmax(0).tolist(), strict=True))
+        for each in sample.complete("u0007", ["g0022", "g0004"], k=20):
+            assert each.score == pytest.approx(chances[sample.dataset.items.position(each.id)], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"one_per": 5},
+        {"one_per": [None]},
+        {"budget": "40"},
+        {"budget": b"40"},
+        {"start": b"g1"},
+        {"start": [["g0001"]]},
+        {"must": [None]},
+        {"must": {"g0001": 1}},
+        {"forbid": [1.5]},
+        {"forbid": [True]},
+        {"matching": -1},
+        {"matching": "high"},
+        {"buyers": "yes"},
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        DesignRequest.of(**wrong)
+
+
+def test_a_request_is_a_request(tiny: Recommender) -> None:
+    wrong: Any = 5
+    with pytest.raises(ConfigError, match="DesignRequest"):
+        tiny.design("u1", wrong)
+    with pytest.raises(ConfigError, match="either"):
+        tiny.design("u1", DesignRequest(), size=3)
