@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bundlemage.core.filters import Mask
-from bundlemage.core.ownership import owned_items
+from bundlemage.core.ownership import full_price, owned_items
 from bundlemage.core.shop import Shop
 from bundlemage.data.dataset import row_of
 from bundlemage.designer.conflict import refuse_impossible
@@ -66,8 +66,8 @@ def design(
     the items of each bundle.
 
     For several users, no user's items are excluded: users who have items of a bundle do not count for it.
-    `explainer` is called if the request asks for reasons. `own_costs`: whether a request for margin that names
-    no costs is given those of the catalogue. `progress` counts the bundles found.
+    `explainer` is called if the request asks for reasons. `own_costs`: whether a request for margin that
+    names no costs is given those of the catalogue. `progress` counts the bundles found.
     """
     cp()  # raises at once if OR-Tools is missing
     found: list[Worth] = []
@@ -209,13 +209,13 @@ def _better_existing(objective: Objective, rules: Rules, shop: Shop, best: Worth
     if worth.value <= best.value + 1e-9:
         return None
     facts = shelf.facts(place)
-    prices = [shop.item_shelf.facts(item).price for item in rules.start + added]
+    own, discount = shop.bundle_facts(np.array([place]))
+    whole = shop.item_facts(np.array(rules.start + added))[0].sum(keepdims=True)
+    price = float(full_price(own, whole, discount)[0])
     return BetterExisting(
         id=shop.dataset.bundles[place],
         title=facts.title,
-        price=price_of(prices, rules.request.discount, rules.settings)
-        if facts.price is None
-        else facts.price,
+        price=None if math.isnan(price) else price,
         value=worth.value,
         expected_rank=objective.taking.rank_of_existing(place),
     )
