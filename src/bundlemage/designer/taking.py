@@ -137,8 +137,9 @@ class Taking:
             return scores
 
     def ranks(self, bundles: Sequence[Items]) -> list[int | None]:
-        """Returns the rank of each new bundle in a recommendation of the shop's bundles and itself, if all its
-        items are in stock; None if it is not known."""
+        """Returns the rank of each new bundle in a recommendation of the shop's bundles and itself.
+
+        A bundle is ranked as if its items were in stock. None if the rank is not known."""
         if not self._is_ranked:
             return [None for _ in bundles]
         with torch.inference_mode():
