@@ -20,6 +20,9 @@ from bundlemage.core.ownership import BundleFacts, Demoted
 from bundlemage.data.dataset import Vocabulary
 from bundlemage.models.ragged import Ragged
 
+MOST_DEMOTED = 20.0
+"""The logarithm of the share of a bundle's items that is missing is never below minus this."""
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -94,8 +97,8 @@ class Ranker:
             _hide(order, ragged)
         if demoted is not None:
             _demote(order, demoted, popular)
-        if self._last is not None:
-            self._put_last(order)
+        if self._last is not None:  # their order among themselves stays the same
+            order[:, self._last] -= self._below_all(scores, popular)
         values, positions = top(order, min(k, order.shape[1]), self.shares, self.ids)
         # Hidden candidates rank last.
         return Ranking(positions, chances.gather(1, positions), torch.isfinite(values).sum(1), popular)
@@ -109,15 +112,13 @@ class Ranker:
             places if by_id is None else places.scatter(0, torch.from_numpy(by_id).to(places.device), places)
         )
 
-    def _put_last(self, order: Tensor) -> None:
-        """Lower the sold-out candidates below all others. Their order among themselves stays the same."""
-        assert self._last is not None
-        finite = torch.isfinite(order)
-        highest = order.masked_fill(~finite, -torch.inf).amax(1, keepdim=True)
-        lowest = order.masked_fill(~finite, torch.inf).amin(1, keepdim=True)
-        span = torch.where(torch.isfinite(highest), highest - lowest, 0.0)
-        # The margin keeps the best of them below the worst of the others, although numbers are rounded.
-        order[:, self._last] -= span + (0.01 * span + 1e-3 * highest.abs().nan_to_num(0, 0, 0) + 1e-6)
+    def _below_all(self, scores: Tensor, popular: Tensor) -> Tensor:
+        """How far a candidate of each row must be lowered to rank after all others."""  # [rows, 1]
+        lowest, highest = torch.aminmax(scores, dim=1, keepdim=True)
+        # What a user owns lowers others as well, by less than MOST_DEMOTED. Numbers are rounded.
+        below = (1.01 * (highest - lowest) + MOST_DEMOTED).nan_to_num(posinf=1e6)
+        by_sales = (2 * self.shares.max() + 1e-6).to(scores.dtype)
+        return torch.where(popular[:, None], by_sales, below)
 
     def _like(self, name: str, scores: Tensor) -> Tensor:
         """Returns memory for a tensor of the same shape and type. Each `name` has its own memory."""
