@@ -65,8 +65,9 @@ class Ranker:
         self.hidden = hidden  # [candidates], 0, or -∞ for a candidate that must not be shown
         self.available = available
         """Like `hidden`, but also -∞ for candidates that rank after all others. None if there are none."""
-        self._last = None if available is None else (available != hidden).nonzero()[:, 0]
-        if self._last is not None and not len(self._last):
+        self._last = None if available is None else (available != hidden).to(shares.dtype)
+        """1 for each candidate that ranks after all others, otherwise 0."""
+        if self._last is not None and not self._last.any():
             self.available = self._last = None
         self.ids = ids  # None if the candidates are in the order of their ids
         self._kept: dict[str, Tensor] = {}
@@ -87,21 +88,47 @@ class Ranker:
         if not scores.is_contiguous():  # the passes below are slow on scattered scores
             scores = self._like("rows", scores).copy_(scores)
         chances = torch.softmax(scores, 1, out=self._like("chances", scores))
-        # Rank by the scores, because very small probabilities are all rounded to 0.
-        order = torch.add(scores, self.hidden.to(scores.dtype), out=self._like("order", scores))
+        hide = list(hide)
+        hidden = self.hidden if self.available is None else self.available
+        order = self._ordered(scores, hidden, popular, hide, demoted, self._like("order", scores))
         rows = popular.nonzero()[:, 0]
         if len(rows):
             chances[rows] = self.shares.to(scores.dtype)
-            order[rows] = (self.shares + self.hidden).to(scores.dtype)
+        k = min(k, order.shape[1])
+        values, positions = top(order, k, self.shares, self.ids)
+        counts = torch.isfinite(values).sum(1)  # hidden candidates rank last
+        short = (counts < k).nonzero()[:, 0]
+        if self._last is not None and len(short):  # only these rows need candidates that come last
+            few = [ragged.rows(short) for ragged in hide]
+            lower = None if demoted is None else demoted.chosen(short, len(scores))
+            order = self._ordered(scores[short], self.hidden, popular[short], few, lower)
+            order.addcmul_(
+                self._below_all(scores[short], popular[short]), self._last.to(order.dtype), value=-1
+            )
+            values, positions[short] = top(order, k, self.shares, self.ids)
+            counts[short] = torch.isfinite(values).sum(1)
+        return Ranking(positions, chances.gather(1, positions), counts, popular)
+
+    def _ordered(
+        self,
+        scores: Tensor,
+        hidden: Tensor,
+        popular: Tensor,
+        hide: Iterable[Ragged],
+        demoted: Demoted | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the numbers by which candidates rank. They are not the chances, because very small
+        probabilities are all rounded to 0."""
+        order = torch.add(scores, hidden.to(scores.dtype), out=out)
+        rows = popular.nonzero()[:, 0]
+        if len(rows):
+            order[rows] = (self.shares + hidden).to(scores.dtype)
         for ragged in hide:
             _hide(order, ragged)
         if demoted is not None:
             _demote(order, demoted, popular)
-        if self._last is not None:  # their order among themselves stays the same
-            order[:, self._last] -= self._below_all(scores, popular)
-        values, positions = top(order, min(k, order.shape[1]), self.shares, self.ids)
-        # Hidden candidates rank last.
-        return Ranking(positions, chances.gather(1, positions), torch.isfinite(values).sum(1), popular)
+        return order
 
     @cached_property
     def places(self) -> Tensor:
