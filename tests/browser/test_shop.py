@@ -112,6 +112,21 @@ def test_what_a_card_says_of_the_user_is_true(visit: Visit, service: Service) ->
     assert said >= 12
 
 
+def test_a_card_says_what_is_owned_missing_and_sold_out(visit: Visit, service: Service) -> None:
+    page = visit.open("/?user=u0013")
+    expect(page.locator(".card[data-bundle]")).to_have_count(12)
+    bundles = service.get("/v1/users/u0013/bundles", k=12, details=True)["bundles"]
+    assert any(bundle["owned"] for bundle in bundles)
+    for bundle in bundles:
+        card = page.locator(f'.card[data-bundle="{bundle["id"]}"]')
+        expect(card.locator(".sold-out")).to_have_count(int(bool(bundle["sold_out"])))
+        expect(card.locator(".owned")).to_have_count(int(bool(bundle["owned"])))
+        if bundle["owned"]:
+            names = {part["id"]: part["title"] for part in bundle["items"]}
+            said = f"You own {len(bundle['owned'])} of its {len(names)} items. Missing: "
+            expect(card.locator(".owned")).to_contain_text(said + names[bundle["missing"][0]])
+
+
 def test_the_same_title_always_has_the_same_cover(visit: Visit) -> None:
     def drawn(page: Page) -> dict[str, str]:
         expect(page.locator(".card[data-bundle]")).to_have_count(12)

@@ -265,4 +265,4 @@ def test_equal_answers_as_the_sum_through_the_recommender(known: dict[str, Model
         )[0]
     best = [SPLIT.dataset.bundles[int(place)] for place in np.argsort(-scores)[:6]]
     user = SPLIT.dataset.users[3]
-    assert [answer.id for answer in fitted.recommend(user, 6, owned="show")] == best
+    assert [answer.id for answer in fitted.recommend(user, 6, owned="show", stock="show")] == best

@@ -76,6 +76,14 @@ class Demoted(NamedTuple):
     shares: Tensor
     """The share of the bundle's items that is missing. 0: the bundle is not shown."""
 
+    def chosen(self, rows: Tensor, count: int) -> Demoted:
+        """Returns the pairs of the chosen rows, of which there were `count`."""
+        place = torch.full((count,), -1, device=rows.device)
+        place[rows] = torch.arange(len(rows), device=rows.device)
+        own = place[self.rows]
+        kept = own >= 0
+        return Demoted(own[kept], self.bundles[kept], self.shares[kept])
+
 
 class Goods:
     """The items of each bundle, prepared for counting how many of them a user owns."""

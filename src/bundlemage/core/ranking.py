@@ -20,6 +20,9 @@ from bundlemage.core.ownership import BundleFacts, Demoted
 from bundlemage.data.dataset import Vocabulary
 from bundlemage.models.ragged import Ragged
 
+MOST_DEMOTED = 20.0
+"""The logarithm of the share of a bundle's items that is missing is never below minus this."""
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -62,8 +65,9 @@ class Ranker:
         self.hidden = hidden  # [candidates], 0, or -∞ for a candidate that must not be shown
         self.available = available
         """Like `hidden`, but also -∞ for candidates that rank after all others. None if there are none."""
-        self._last = None if available is None else (available != hidden).nonzero()[:, 0]
-        if self._last is not None and not len(self._last):
+        self._last = None if available is None else (available != hidden).to(shares.dtype)
+        """1 for each candidate that ranks after all others, otherwise 0."""
+        if self._last is not None and not self._last.any():
             self.available = self._last = None
         self.ids = ids  # None if the candidates are in the order of their ids
         self._kept: dict[str, Tensor] = {}
@@ -84,21 +88,47 @@ class Ranker:
         if not scores.is_contiguous():  # the passes below are slow on scattered scores
             scores = self._like("rows", scores).copy_(scores)
         chances = torch.softmax(scores, 1, out=self._like("chances", scores))
-        # Rank by the scores, because very small probabilities are all rounded to 0.
-        order = torch.add(scores, self.hidden.to(scores.dtype), out=self._like("order", scores))
+        hide = list(hide)
+        hidden = self.hidden if self.available is None else self.available
+        order = self._ordered(scores, hidden, popular, hide, demoted, self._like("order", scores))
         rows = popular.nonzero()[:, 0]
         if len(rows):
             chances[rows] = self.shares.to(scores.dtype)
-            order[rows] = (self.shares + self.hidden).to(scores.dtype)
+        k = min(k, order.shape[1])
+        values, positions = top(order, k, self.shares, self.ids)
+        counts = torch.isfinite(values).sum(1)  # hidden candidates rank last
+        short = (counts < k).nonzero()[:, 0]
+        if self._last is not None and len(short):  # only these rows need candidates that come last
+            few = [ragged.rows(short) for ragged in hide]
+            lower = None if demoted is None else demoted.chosen(short, len(scores))
+            order = self._ordered(scores[short], self.hidden, popular[short], few, lower)
+            order.addcmul_(
+                self._below_all(scores[short], popular[short]), self._last.to(order.dtype), value=-1
+            )
+            values, positions[short] = top(order, k, self.shares, self.ids)
+            counts[short] = torch.isfinite(values).sum(1)
+        return Ranking(positions, chances.gather(1, positions), counts, popular)
+
+    def _ordered(
+        self,
+        scores: Tensor,
+        hidden: Tensor,
+        popular: Tensor,
+        hide: Iterable[Ragged],
+        demoted: Demoted | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the numbers by which candidates rank. They are not the chances, because very small
+        probabilities are all rounded to 0."""
+        order = torch.add(scores, hidden.to(scores.dtype), out=out)
+        rows = popular.nonzero()[:, 0]
+        if len(rows):
+            order[rows] = (self.shares + hidden).to(scores.dtype)
         for ragged in hide:
             _hide(order, ragged)
         if demoted is not None:
             _demote(order, demoted, popular)
-        if self._last is not None:
-            self._put_last(order)
-        values, positions = top(order, min(k, order.shape[1]), self.shares, self.ids)
-        # Hidden candidates rank last.
-        return Ranking(positions, chances.gather(1, positions), torch.isfinite(values).sum(1), popular)
+        return order
 
     @cached_property
     def places(self) -> Tensor:
@@ -109,15 +139,13 @@ class Ranker:
             places if by_id is None else places.scatter(0, torch.from_numpy(by_id).to(places.device), places)
         )
 
-    def _put_last(self, order: Tensor) -> None:
-        """Lower the sold-out candidates below all others. Their order among themselves stays the same."""
-        assert self._last is not None
-        finite = torch.isfinite(order)
-        highest = order.masked_fill(~finite, -torch.inf).amax(1, keepdim=True)
-        lowest = order.masked_fill(~finite, torch.inf).amin(1, keepdim=True)
-        span = torch.where(torch.isfinite(highest), highest - lowest, 0.0)
-        # The margin keeps the best of them below the worst of the others, although numbers are rounded.
-        order[:, self._last] -= span + (0.01 * span + 1e-3 * highest.abs().nan_to_num(0, 0, 0) + 1e-6)
+    def _below_all(self, scores: Tensor, popular: Tensor) -> Tensor:
+        """How far a candidate of each row must be lowered to rank after all others."""  # [rows, 1]
+        lowest, highest = torch.aminmax(scores, dim=1, keepdim=True)
+        # What a user owns lowers others as well, by less than MOST_DEMOTED. Numbers are rounded.
+        below = (1.01 * (highest - lowest) + MOST_DEMOTED).nan_to_num(posinf=1e6)
+        by_sales = (2 * self.shares.max() + 1e-6).to(scores.dtype)
+        return torch.where(popular[:, None], by_sales, below)
 
     def _like(self, name: str, scores: Tensor) -> Tensor:
         """Returns memory for a tensor of the same shape and type. Each `name` has its own memory."""
