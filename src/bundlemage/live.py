@@ -499,7 +499,8 @@ class LiveShop(Shop):
 
     def items_in(self, bundle: int) -> frozenset[str]:
         """The ids of the items of the bundle at a position, also of items newer than the model."""
-        return frozenset(self.stock.bundles[self.dataset.bundles[bundle]].items)
+        record = self.stock.bundles.get(self.dataset.bundles[bundle])
+        return frozenset(record.items if record else ())
 
     def facts_of_item(self, item: str) -> Facts:
         """What the catalogue says about an item."""

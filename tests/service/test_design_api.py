@@ -224,13 +224,8 @@ def test_a_reason_is_a_sentence_in_the_language_and_for_the_reader_of_the_reques
     client: httpx.Client, recommender: Recommender
 ) -> None:
     bundle = recommender.recommend(SOMEONE, 1)[0].id
-    cases: list[dict[str, Any]] = [
-        {},
-        {"language": "de"},
-        {"language": "de-AT", "to": "shop"},
-        {"to": "shop"},
-    ]
-    for said in cases:
+    languages_and_readers: Any = ({}, {"language": "de"}, {"language": "de-AT", "to": "shop"}, {"to": "shop"})
+    for said in languages_and_readers:
         body = {"user_id": SOMEONE, "bundles": [bundle], **said}
         (found,) = ok(client.post("/v1/explain", json=body))["explanations"]
         expected = recommender.explain(SOMEONE, bundle=bundle, **said)

@@ -85,10 +85,11 @@ class Facts:
         is_personal = answer.history is not None and answer.history >= NOTICEABLE
         if is_personal and (tagged := self._tag_share(answer, found[:1])) is not None:
             found = [*found[:1], tagged]
-        if is_personal and len(found) < MOST and all(each.code != "owns_part" for each in found):
-            part = self._owns_part(answer)
-            if part is not None and IN_LARGE_PART <= (part.count or 0) / (part.of or 1) < 1:
-                found += [part] * (not self._is_from(found, answer))
+        part = self._owns_part(answer)
+        if is_personal and part is not None and len(found) < MOST and part not in found:
+            is_large = IN_LARGE_PART <= (part.count or 0) / (part.of or 1) < 1
+            if is_large and not self._is_from(found, answer):
+                found.append(part)
         if not found and is_personal:
             found = [Evidence(code="whole_history")]
         sales = self._sales(answer)
