@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bundlemage.core.filters import Filter as Filter
     from bundlemage.core.history import History as History
+    from bundlemage.core.segments import Segment as Segment
     from bundlemage.core.shop import Recommendation as Recommendation
     from bundlemage.data.dataset import BundleDataset as BundleDataset
     from bundlemage.data.dataset import Catalogue as Catalogue
@@ -42,6 +43,7 @@ _MODULES = {
     "ImpossibleDesignError": "bundlemage.wire.design",
     "Recommendation": "bundlemage.core.shop",
     "Recommender": "bundlemage.recommender",
+    "Segment": "bundlemage.core.segments",
     "Split": "bundlemage.data.splits",
     "SplitPlan": "bundlemage.data.splits",
     "read": "bundlemage.readers.load",

@@ -24,6 +24,7 @@ RELATED = [
     "POST /v1/design",
     "POST /v1/explain",
     "POST /v1/bundles:score",
+    "POST /v1/bundles:buyers",
     "POST /v1/interactions",
     "PUT /v1/bundles/{bundle_id}",
     "PUT /v1/items/{item_id}",

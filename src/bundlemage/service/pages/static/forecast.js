@@ -131,6 +131,7 @@ export function forecaster({ draft, mayWrite, onSwap }) {
   }
 
   function show(forecast) {
+    place.removeAttribute("aria-busy"); // an estimate is worth reading, too
     place.replaceChildren(
       h(
         "div",
