@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,8 @@ class TestTheWholeBundle:
             usual, together = (
                 sample.design(user, n=1, matching=weight, reasons=False)[0] for weight in (8.0, 0.0)
             )
+            assert usual.expected_rank is not None
+            assert together.expected_rank is not None
             assert usual.expected_rank <= together.expected_rank
             assert together.terms.matching == 0
             assert together.value == pytest.approx(together.terms.likelihood)
@@ -68,6 +71,7 @@ class TestTheWholeBundle:
         answer = model.design(user, size=2, n=1, not_owned=False)
         assert (answer[0].expected_rank, answer[0].expected_buyers) == (None, None)
         assert (answer[0].terms.matching, answer.better_existing) == (0.0, None)
+        assert answer.note is not None
         assert "does not recommend bundles" in answer.note
 
     @pytest.mark.parametrize("name", ["co-occurrence", "ease-items"])
@@ -116,6 +120,7 @@ class TestExisting:
             if best is None or values[best] < answer[0].value - 1e-4:
                 assert better is None
             elif values[best] > answer[0].value + 1e-4:
+                assert better is not None
                 assert better.id == best
                 assert better.value == pytest.approx(values[best], abs=1e-3)
                 assert better.expected_rank == score[best].rank
@@ -153,6 +158,7 @@ class TestBuyers:
     def test_too_little_data_is_said(self, tiny: Recommender) -> None:
         answer = tiny.design("u1", size=2, n=1)
         assert answer[0].expected_buyers is None
+        assert answer.note is not None
         assert "too little data" in answer.note
 
 
@@ -215,7 +221,7 @@ class TestSeveralUsers:
     def test_each_user_has_one(self, shop: Recommender) -> None:
         users = ["u1", "u2", "u25"]
         found = shop.design_each(users, size=2)
-        assert sorted(user for _, who in found for user in who) == users
+        assert sorted(str(user) for _, who in found for user in who) == users
         for bundle, who in found:
             for user in who:
                 (own,) = shop.design(user, size=2, n=1, reasons=False)
@@ -223,7 +229,8 @@ class TestSeveralUsers:
         assert len({frozenset(bundle.ids) for bundle, _ in found}) == len(found)
 
     def test_wrong_users_are_refused(self, shop: Recommender) -> None:
-        for users in ("u1", []):
+        wrong: tuple[Sequence[str], ...] = ("u1", [])
+        for users in wrong:
             with pytest.raises(ConfigError, match="users"):
                 shop.design_many(users, size=2)
         with pytest.raises(ImpossibleDesignError):
