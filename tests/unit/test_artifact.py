@@ -118,7 +118,7 @@ class TestRoundTrip:
         loaded = Recommender.load(bare, device="cpu")
         assert loaded.dataset.catalogue is None
         assert (loaded.dataset.bundles.ids, loaded.dataset.items.ids) == (("b0", "b1"), ("i0",))
-        assert loaded.recommend(History(items=["i0"]), 1)[0].title is None
+        assert loaded.recommend(History(items=["i0"]), 1, owned="show")[0].title is None
 
     def test_the_card_says_what_the_model_is(self, whole: Path) -> None:
         card = (whole / "README.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bundlemage import History, Recommender, SplitPlan
 from bundlemage.core.ownership import full_price, to_pay
 from bundlemage.core.shop import RecommendedBundle
-from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue
+from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue, catalogue_table
 from bundlemage.live import EMPTY, Live, Question
 from bundlemage.models.ragged import Ragged
 from bundlemage.retrieval import BundleIndex
@@ -166,7 +166,7 @@ def with_catalogue(dataset: BundleDataset, seed: int) -> BundleDataset:
         "tags": [None] * bundles,
         "discount": some(random.integers(0, 5, bundles) / 10, 0.5),
     }
-    tables = (pa.Table.from_pydict(of_items, ITEM_SCHEMA), pa.Table.from_pydict(of_bundles, BUNDLE_SCHEMA))
+    tables = (catalogue_table(ITEM_SCHEMA, of_items), catalogue_table(BUNDLE_SCHEMA, of_bundles))
     return replace(dataset, catalogue=Catalogue(*tables))
 
 
