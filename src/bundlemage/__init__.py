@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from bundlemage.core.filters import Filter as Filter
     from bundlemage.core.history import History as History
     from bundlemage.core.shop import Recommendation as Recommendation
+    from bundlemage.core.shop import RecommendedBundle as RecommendedBundle
+    from bundlemage.core.shop import RecommendedItem as RecommendedItem
     from bundlemage.data.dataset import BundleDataset as BundleDataset
     from bundlemage.data.dataset import Catalogue as Catalogue
     from bundlemage.data.splits import Split as Split
@@ -41,6 +43,8 @@ _MODULES = {
     "History": "bundlemage.core.history",
     "ImpossibleDesignError": "bundlemage.wire.design",
     "Recommendation": "bundlemage.core.shop",
+    "RecommendedBundle": "bundlemage.core.shop",
+    "RecommendedItem": "bundlemage.core.shop",
     "Recommender": "bundlemage.recommender",
     "Split": "bundlemage.data.splits",
     "SplitPlan": "bundlemage.data.splits",

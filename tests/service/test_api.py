@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def took(client: httpx.Client, *interactions: dict[str, str], key: str | None = 
     return client.post("/v1/interactions", json={"interactions": interactions}, headers=headers)
 
 
-def same(answers: list[dict[str, Any]], expected: list[Recommendation]) -> None:
+def same(answers: list[dict[str, Any]], expected: Sequence[Recommendation]) -> None:
     assert [(each["id"], each["title"], each["rank"], each["source"]) for each in answers] == [
         (each.id, each.title, each.rank, each.source) for each in expected
     ]

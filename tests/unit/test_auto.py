@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def same_choice(one: Recommender, other: Recommender) -> bool:
     return mine == theirs and model_of(one).parts == model_of(other).parts
 
 
-def found(answers: list[Recommendation]) -> list[tuple[str, float]]:
+def found(answers: Sequence[Recommendation]) -> list[tuple[str, float]]:
     return [(answer.id, round(answer.score, 6)) for answer in answers]
 
 
@@ -302,9 +302,9 @@ class TestAnswers:
             mine, theirs = (each.complete(user, ["g0001", "g0005"], 10) for each in (closed, loaded))
             assert found(mine) == found(theirs)
         new = {"box": ["g0001", "g0005", "g0007"]}
-        mine, theirs = (each.recommend("u0001", 50, new_bundles=new) for each in (closed, loaded))
-        assert found(mine) == found(theirs)
-        assert "box" in [answer.id for answer in mine]
+        boxes, others = (each.recommend("u0001", 50, new_bundles=new) for each in (closed, loaded))
+        assert found(boxes) == found(others)
+        assert "box" in [answer.id for answer in boxes]
         assert found(closed.similar("b0003", 5)) == found(loaded.similar("b0003", 5))
         assert closed.explain("u0001", bundle="b0003") == loaded.explain("u0001", bundle="b0003")
         items = ["g0001", "g0005", "g0007"]
@@ -382,8 +382,8 @@ class TestAnswers:
             owned = owned_by(closed.dataset, user)
             mine, theirs = ask(live, owned, 5), closed.recommend(user, 5)
             assert [each.id for each in mine] == [each.id for each in theirs]
-            mine, theirs = ask(live, owned, 5, partial=("g0001",)), closed.complete(user, ["g0001"], 5)
-            assert [each.id for each in mine] == [each.id for each in theirs]
+            items, others = ask(live, owned, 5, partial=("g0001",)), closed.complete(user, ["g0001"], 5)
+            assert [each.id for each in items] == [each.id for each in others]
 
     def test_it_is_served(self, closed: Recommender, saved: Path, tmp_path: Path) -> None:
         db = f"sqlite:///{tmp_path}/shop.db"

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def by_user(batches: Iterator[pa.RecordBatch]) -> dict[str, list[dict[str, Any]]
     return found
 
 
-def assert_same(rows: list[dict[str, Any]], answers: list[Recommendation]) -> None:
+def assert_same(rows: list[dict[str, Any]], answers: Sequence[Recommendation]) -> None:
     """The same answers. A product of matrices rounds otherwise than one of a vector: what is apart by less
     than that may stand the other way round."""
     assert [(row["rank"], row["source"]) for row in rows] == [(one.rank, one.source) for one in answers]

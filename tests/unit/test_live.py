@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,7 +84,7 @@ def ask(live: Live, user: Owned, k: int = 10, **more: object) -> list[Recommenda
     return answer
 
 
-def ids(found: list[Recommendation]) -> list[str]:
+def ids(found: Sequence[Recommendation]) -> list[str]:
     return [answer.id for answer in found]
 
 

@@ -104,7 +104,7 @@ class Naive:
         self.of_bundle = {row["bundle_id"]: row for row in tables.bundles.to_pylist()} if tables else {}
 
     def is_sold_out(self, item: str) -> bool:
-        return self.of_item.get(item, {}).get("stock") == 0
+        return bool(self.of_item.get(item, {}).get("stock") == 0)
 
     def list_price(self, items: set[str]) -> float | None:
         prices = [self.of_item.get(item, {}).get("price") for item in items]
@@ -360,7 +360,7 @@ def test_an_index_that_searches_everything_finds_the_same(
     indexed.use_index(1e-9, least_bundles=1, most_share=1.0)
     assert isinstance(indexed._index, BundleIndex)
     indexed._index.probed = indexed._index.cells
-    users = [*list(shop.users)[:80], History(), History(["g0001"])]
+    users: list[str | History] = [*list(shop.users)[:80], History(), History(["g0001"])]
     for k in (3, 30):
         exact = model.recommend_many(users, k, owned=owned, stock=stock)
         found = indexed.recommend_many(users, k, owned=owned, stock=stock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def numbers() -> Recommender:
     return Recommender(**QUICK).fit(shop, SplitPlan("none"))
 
 
-def ids(answers: list[Recommendation]) -> list[str]:
+def ids(answers: Sequence[Recommendation]) -> list[str]:
     return [answer.id for answer in answers]
 
 
@@ -75,7 +76,7 @@ def someone(shop: BundleDataset, bundles: int = 3) -> str:
     return shop.users[int(np.flatnonzero(np.diff(shop.user_bundle.indptr) >= bundles)[0])]
 
 
-def scores_by_id(answers: list[Recommendation]) -> dict[str, float]:
+def scores_by_id(answers: Sequence[Recommendation]) -> dict[str, float]:
     return {answer.id: answer.score for answer in answers}
 
 
@@ -388,8 +389,8 @@ class TestNamelessBundles:
         nameless = History(items=["g0001"], bundles=[items_in(shop, "b0005"), "b0003"])
         one, other = (model.recommend(history, ALL, owned="show") for history in (named, nameless))
         assert scores_by_id(one) == pytest.approx(scores_by_id(other))
-        one, other = (model.complete(history, ["g0002"], ALL) for history in (named, nameless))
-        assert scores_by_id(one) == pytest.approx(scores_by_id(other))
+        items = [model.complete(history, ["g0002"], ALL) for history in (named, nameless)]
+        assert scores_by_id(items[0]) == pytest.approx(scores_by_id(items[1]))
 
     def test_nameless_bundles_of_one_user_leave_another_alone(
         self, model: Recommender, shop: BundleDataset

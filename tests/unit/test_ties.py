@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -128,7 +129,7 @@ def recommender() -> Recommender:
     return model
 
 
-def ids(answers: list[Recommendation]) -> list[str]:
+def ids(answers: Sequence[Recommendation]) -> list[str]:
     return [answer.id for answer in answers]
 
 
