@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from bundlemage.core.history import History as History
     from bundlemage.core.segments import Segment as Segment
     from bundlemage.core.shop import Recommendation as Recommendation
+    from bundlemage.core.shop import RecommendedBundle as RecommendedBundle
+    from bundlemage.core.shop import RecommendedItem as RecommendedItem
     from bundlemage.data.dataset import BundleDataset as BundleDataset
     from bundlemage.data.dataset import Catalogue as Catalogue
     from bundlemage.data.splits import Split as Split
@@ -42,6 +44,8 @@ _MODULES = {
     "History": "bundlemage.core.history",
     "ImpossibleDesignError": "bundlemage.wire.design",
     "Recommendation": "bundlemage.core.shop",
+    "RecommendedBundle": "bundlemage.core.shop",
+    "RecommendedItem": "bundlemage.core.shop",
     "Recommender": "bundlemage.recommender",
     "Segment": "bundlemage.core.segments",
     "Split": "bundlemage.data.splits",

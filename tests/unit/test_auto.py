@@ -303,9 +303,9 @@ class TestAnswers:
             added, same = (each.complete(user, ["g0001", "g0005"], 10) for each in (closed, loaded))
             assert found(added) == found(same)
         new = {"box": ["g0001", "g0005", "g0007"]}
-        mine, theirs = (each.recommend("u0001", 50, new_bundles=new) for each in (closed, loaded))
-        assert found(mine) == found(theirs)
-        assert "box" in [answer.id for answer in mine]
+        boxes, others = (each.recommend("u0001", 50, new_bundles=new) for each in (closed, loaded))
+        assert found(boxes) == found(others)
+        assert "box" in [answer.id for answer in boxes]
         assert found(closed.similar("b0003", 5)) == found(loaded.similar("b0003", 5))
         assert closed.explain("u0001", bundle="b0003") == loaded.explain("u0001", bundle="b0003")
         items = ["g0001", "g0005", "g0007"]
