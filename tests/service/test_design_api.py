@@ -120,8 +120,8 @@ def test_what_is_not_said_is_as_the_designer_has_it() -> None:
     assert set(DesignIn.model_fields) - {"user_id", "history"} == set(DesignRequest.model_fields)
     defaults = DesignRequest.of()
     for request in (DesignIn(user_id="u"), DesignIn(**DesignIn(user_id="u").model_dump())):
-            said = {name: getattr(request, name) for name in DesignRequest.model_fields}
-            assert said == dict(defaults) | {"buyers": False}  # they are read from the store
+        said = {name: getattr(request, name) for name in DesignRequest.model_fields}
+        assert said == dict(defaults) | {"buyers": False}  # they are read from the store
 
 
 def test_an_impossible_design_says_what_cannot_hold_and_what_would_help(client: httpx.Client) -> None:
