@@ -40,7 +40,7 @@ def shop() -> BundleDataset:
 def model(request: pytest.FixtureRequest, shop: BundleDataset) -> Recommender:
     """A model that encodes histories, one that is all ties, and one that knows only its own users."""
     quick = QUICK if request.param == "bundlemage" else {"device": "cpu"}
-    more = {"epochs": 2, "embedding_dim": 8} if request.param == "bpr" else {}
+    more: dict[str, Any] = {"epochs": 2, "embedding_dim": 8} if request.param == "bpr" else {}
     return Recommender(request.param, **quick, **more).fit(shop)
 
 
