@@ -333,3 +333,12 @@ def test_what_is_newer_than_the_model_is_said(client: httpx.Client) -> None:
     answer = ok(client.post("/v1/design", json={"history": history, **wishes}))
     assert answer["history"] == {"items": 1, "bundles": 0, "not_in_model": 2}
     assert ok(client.post("/v1/explain", json={**someone, "item": "g0022", "items": ["newest"]}))
+
+
+def test_buyers_are_estimated_only_if_asked_for(client: httpx.Client) -> None:
+    (without,) = asked(client, user_id="u0007", n=1).json()["bundles"]
+    answer = asked(client, user_id="u0007", n=1, buyers=True).json()
+    (found,) = answer["bundles"]
+    assert without["expected_buyers"] is None
+    assert found["expected_rank"] == without["expected_rank"] >= 1
+    assert found["expected_buyers"] is not None or answer["note"]
