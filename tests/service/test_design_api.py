@@ -387,3 +387,12 @@ def test_counts_are_those_of_the_catalogue_also_for_items_that_are_newer_than_th
     (found,) = ok(client.post("/v1/explain", json=body))["explanations"]
     (share,) = [fact for fact in found["why"]["evidence"] if fact["code"] == "tag_share"]
     assert (share["count"], share["of"]) == (sum(share["tag"] in each for each in tags), 4)
+
+
+def test_buyers_are_estimated_only_if_asked_for(client: httpx.Client) -> None:
+    (without,) = asked(client, user_id="u0007", n=1).json()["bundles"]
+    answer = asked(client, user_id="u0007", n=1, buyers=True).json()
+    (found,) = answer["bundles"]
+    assert without["expected_buyers"] is None
+    assert found["expected_rank"] == without["expected_rank"] >= 1
+    assert found["expected_buyers"] is not None or answer["note"]
