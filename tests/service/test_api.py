@@ -140,14 +140,14 @@ def test_an_answer_carries_all_that_a_page_needs(client: httpx.Client, service: 
     assert answer["model_version"] == service.service.answerer.serving.record.version
     for bundle in answer["bundles"]:
         listed = ok(client.get(f"/v1/bundles/{bundle['id']}"))
-        for name in ("title", "price", "discount", "tags", "items"):
+        for name in ("title", "price", "discount", "tags", "image_url", "items"):
             assert bundle[name] == listed[name]
         assert listed["recommendable"]
-        assert all(set(part) == {"id", "title", "price", "tags"} for part in bundle["items"])
+        assert all(set(part) == {"id", "title", "price", "tags", "image_url"} for part in bundle["items"])
     plain = ok(client.get(f"/v1/users/{SOMEONE}/bundles", params={"k": 3}))
     assert all("items" not in bundle for bundle in plain["bundles"])
     assert set(plain["bundles"][0]) == {
-        "id", "title", "price", "discount", "tags", "score", "rank", "source",
+        "id", "title", "price", "discount", "tags", "image_url", "score", "rank", "source",
         "owned", "missing", "to_pay", "sold_out",
     }  # fmt: skip
 
@@ -602,7 +602,14 @@ def test_a_wrong_interaction_is_told_in_words(
 )  # fmt: skip
 def test_any_text_may_be_an_id(client: httpx.Client, name: str) -> None:
     path = quote(name, safe="").replace(".", "%2E")  # clients would walk up at '..'
-    item = {"title": name, "price": 1.25, "tags": [name[:100]], "stock": 3}
+    item = {
+        "title": name,
+        "price": 1.25,
+        "tags": [name[:100]],
+        "stock": 3,
+        "cost": 0.5,
+        "image_url": "/a.png",
+    }
     out = {"id": name, "withdrawn": False, "in_model": False, **item}
     assert ok(client.put(f"/v1/items/{path}", json=item), 201) == out
     assert ok(client.get(f"/v1/items/{path}")) == out
@@ -641,9 +648,9 @@ def test_what_is_no_id_is_refused_everywhere_and_harms_nothing(client: httpx.Cli
 
 def test_put_is_201_for_a_new_thing_and_200_for_a_known_one(client: httpx.Client) -> None:
     path = "/v1/items/twice"
-    full = {"title": "Twice", "price": 3.5, "tags": ["a", "b"], "stock": 7}
+    full = {"title": "Twice", "price": 3.5, "tags": ["a", "b"], "stock": 7, "cost": 2, "image_url": "/a.png"}
     ok(client.put(path, json=full), 201)
-    empty: dict[str, Any] = {"title": None, "tags": [], "stock": None}
+    empty: dict[str, Any] = {"title": None, "tags": [], "stock": None, "cost": None, "image_url": None}
     found = {"id": "twice", "withdrawn": False, "in_model": False}
     assert ok(client.put(path, json={"price": 4})) == {**found, **empty, "price": 4}
     bundle = {"items": ["twice", "g0022"], "title": "Two", "price": 2, "discount": 0, "tags": ["b", "b"]}
