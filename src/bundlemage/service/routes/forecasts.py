@@ -34,10 +34,11 @@ ROWS_AT_A_TIME = 10_000
 PROGRESS_EVERY = 0.5
 """Seconds between two lines of progress."""
 LINES = "application/x-ndjson"
+_LINE = '{"estimate": null, "progress": null, "forecast": {"expected": 31.5}, "problem": null}\n'
 _STREAMED: dict[int | str, Any] = {
     200: {
         "description": "The forecast. With `stream=true`: lines of JSON, each of them a `ForecastLine`.",
-        "content": {LINES: {"schema": {"type": "string", "description": "Lines of JSON."}}},
+        "content": {LINES: {"schema": {"type": "string"}, "example": _LINE}},
     }
 }
 _EXAMPLE = '"user_id","chance"\n"u0077",0.41\n'
