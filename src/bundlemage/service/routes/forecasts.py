@@ -84,7 +84,7 @@ async def score(
     return _streaming(_estimate_and_forecast(first, service, request, exact), LINES)
 
 
-@router.post("/bundles:buyers", response_model=None, **allow("write", 409, 413, 504, also=_CSV))
+@router.post("/bundles:buyers", response_class=Response, **allow("write", 409, 413, 504, also=_CSV))
 async def buyers(body: BuyersIn, service: TheService, request: Request) -> Response:
     """List the users who would take a new bundle, with their chances, as CSV. The likeliest come first.
 
