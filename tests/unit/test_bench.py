@@ -42,7 +42,7 @@ EXPECTED = {
     "bulk": {"all users", "throughput", "peak memory"},
     "request": {"p50", "p99", "peak memory"},
     "change": {"a new bundle, p50", "a new bundle, p99", "an item is withdrawn, p50"},
-    "forecast": {"forecast", "CPU time", "peak memory"},
+    "forecast": {"forecast", "forecast, CPU time", "estimate", "peak memory"},
     "netease": {"training", "peak memory"},
     "sampled": {"training", "peak memory"},
     "items": {"training", "peak memory", "bulk", "one request, p50"},

@@ -246,7 +246,7 @@ class BundleForecast(Out):
     """The number of users that the forecast is about. More than 'asked' if these are a sample."""
     sampled: bool
     """Whether the forecast is an estimate from a sample of the users."""
-    in_segment: int | None
+    in_segment: int | None = None
     """The number of users in the segment, estimated if 'sampled'. Null if the request names no segment."""
     expected: float | None
     """How many users of the segment, or of the shop, would ever buy the bundle. Users who have all its items

@@ -34,10 +34,11 @@ ROWS_AT_A_TIME = 10_000
 PROGRESS_EVERY = 0.5
 """Seconds between two lines of progress."""
 LINES = "application/x-ndjson"
+_LINE = '{"estimate": null, "progress": null, "forecast": {"expected": 31.5}, "problem": null}\n'
 _STREAMED: dict[int | str, Any] = {
     200: {
         "description": "The forecast. With `stream=true`: lines of JSON, each of them a `ForecastLine`.",
-        "content": {LINES: {"schema": {"type": "string", "description": "Lines of JSON."}}},
+        "content": {LINES: {"schema": {"type": "string"}, "example": _LINE}},
     }
 }
 _EXAMPLE = '"user_id","chance"\n"u0077",0.41\n'
@@ -83,7 +84,7 @@ async def score(
     return _streaming(_estimate_and_forecast(first, service, request, exact), LINES)
 
 
-@router.post("/bundles:buyers", response_model=None, **allow("write", 409, 413, 504, also=_CSV))
+@router.post("/bundles:buyers", response_class=Response, **allow("write", 409, 413, 504, also=_CSV))
 async def buyers(body: BuyersIn, service: TheService, request: Request) -> Response:
     """List the users who would take a new bundle, with their chances, as CSV. The likeliest come first.
 
