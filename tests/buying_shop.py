@@ -22,7 +22,8 @@ from bundlemage.store.records import InteractionRecord, Owned, Served
 from bundlemage.store.repository import Store
 from tests.small_shop import dataset_of
 
-TASTES, BUNDLES, ITEMS = 6, 60, 90
+TASTES, BUNDLES, ITEMS = 6, 60, 900
+"""There are so many items that users rarely own all items of a bundle which they have not bought."""
 FIRST_DAY = datetime(2026, 3, 1, tzinfo=UTC)
 SHOWN, SEEN, FROM_THE_LIST = 10, 5, 0.7
 

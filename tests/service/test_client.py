@@ -934,6 +934,7 @@ def test_every_route_has_a_method(server: Server, relay: Relay) -> None:
                 client.design("r", n=1, reasons=False),
                 client.explain("r", bundles=["r"]),
                 client.score_bundle([item], k=1),
+                client.buyers([item]),
                 client.work(),
                 client.progress("r"),
             ),

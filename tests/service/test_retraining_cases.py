@@ -423,7 +423,7 @@ def test_the_parts_of_auto_do_not_learn_the_bundles_that_test_them(
 def test_a_shop_that_sells_what_it_shows_gets_the_better_model(seed: int, tmp_path: Path) -> None:
     """Twenty seeds and more models are in tests/slow."""
     found = tried(seed, "owned-share", "item-knn", tmp_path, users=400, days=8)
-    assert found.candidate > found.serving + 0.1
+    assert found.candidate > 1.5 * found.serving
     assert found.published
     assert found.outcome.prompted > 3 * found.outcome.cases
     assert found.outcome.since is not None
@@ -440,7 +440,7 @@ def test_a_shop_that_sells_what_it_shows_does_not_get_a_worse_model(seed: int, t
 def test_a_shop_that_asks_for_long_lists_gets_the_better_model_too(tmp_path: Path) -> None:
     """Its service returns all bundles, and its users look at the first five."""
     found = tried(0, "owned-share", "item-knn", tmp_path, users=400, days=8, shown=BUNDLES)
-    assert found.candidate > found.serving + 0.1
+    assert found.candidate > 1.5 * found.serving
     assert found.published
 
 

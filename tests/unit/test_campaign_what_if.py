@@ -15,7 +15,7 @@ from bundlemage.errors import BundleMageError, CheckpointError, ConfigError
 from tests.small_shop import small_shop
 from tests.unit.test_campaign import contents, fitted, with_stock
 
-SETTINGS: dict[str, Any] = {"stock": True, "shown_at_most": 12, "budget": 900.0}
+SETTINGS: dict[str, Any] = {"stock": True, "shown_at_most": 12, "budget": 900.0, "owned": "show"}
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from bundlemage.campaigns.sample import Sample, expected_buyers
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Completer, require
 from bundlemage.wire.design import DesignRequest, ImpossibleDesignError
+from bundlemage.wire.shop import ShopSettings
 from tests.designing import Judge, broken, goods_of, owned_by, rules_of, small_sample, tiny_recommender
 from tests.small_shop import QUICK, dataset_of, small_shop
 
@@ -82,8 +84,11 @@ class TestTheWholeBundle:
 
 class TestExisting:
     def test_the_best_of_the_shop_is_named_if_it_is_better(self, tiny: Recommender) -> None:
+        bought_again = copy(tiny)
+        bought_again.shop_settings = ShopSettings(owned="show")
         named = [
-            self.named(tiny, request)
+            self.named(model, request)
+            for model in (tiny, bought_again)
             for request in (
                 {"size": (1, 4)},
                 {"size": (2, 4), "in_stock": False},
@@ -234,7 +239,7 @@ class TestSeveralUsers:
             with pytest.raises(ConfigError, match="users"):
                 shop.design_many(users, size=2)
         with pytest.raises(ImpossibleDesignError):
-            shop.design_each(["u1"], size=50)
+            shop.design_each(["u1"], size=100)
 
 
 def goods_of_items(recommender: Recommender) -> Any:

@@ -355,7 +355,7 @@ class TestArtifact:
         for record in kept(three.history):
             assert f"member {record.member}, epoch {record.epoch} (validation" in card
         single = model_card(
-            "M", {"settings": {}, "protocol": "", "split": {"seed": 0}}, three.dataset, {}, []
+            "M", {"settings": {}, "protocol": "", "split": {"seed": 0}, "shop": {}}, three.dataset, {}, []
         )
         assert "members" not in single
 

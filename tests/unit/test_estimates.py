@@ -150,7 +150,7 @@ def test_an_estimate_comes_first(model: Recommender, items: list[str]) -> None:
     ("wrong", "says"),
     [
         ({"sample": 0}, "at least 1"),
-        ({"sample": 2.5}, "number of users"),
+        ({"sample": 2.5}, "sample is 2.5; it must be a whole number"),
         ({"of": 10}, "give 'users' as well"),
         ({"users": list, "sample": 5}, "draw the sample yourself"),
     ],

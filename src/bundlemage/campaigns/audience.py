@@ -151,7 +151,7 @@ def buyers(
     audience = _Audience(forecaster, shop, user_batches, calibration, segment, None, count, progress)
     if audience.calibration is None:
         why = UNCALIBRATED if calibration is None else f"{calibration.reason}."
-        raise UnsupportedError(f"The chances of users are not known. {why}")
+        raise UnsupportedError(f"the chances of users are not known: {why}")
     scored = audience.score([inside], 1, with_ids=True)
     chances: Numbers = audience.chances(scored).double().numpy()
     threshold = audience.calibration.threshold

@@ -83,12 +83,13 @@ class Objective:
         self._weight = request.diversity
         self.asks_for_variety = self._weight > 0
         self._seen: dict[Items, Options] = {}
+        given = shelf.ids.positions(request.costs)  # raises an error for an unknown item
         self.earns: Floats = np.zeros(len(shelf.ids))
         """The weighted margin of each item (price after discount minus cost), in units of the mean price."""
         if request.margin:
             mean = float(np.nanmean(shelf.prices)) or 1.0
             costs = shelf.costs if own_costs and not request.costs else np.zeros(len(shelf.ids))
-            costs[shelf.ids.positions(request.costs)] = list(request.costs.values())
+            costs[given] = list(request.costs.values())
             margins = (np.nan_to_num(shelf.prices) * (1 - request.discount) - costs) / mean
             self.earns = np.asarray(request.margin * margins)
         hidden = np.where(rules.allowed, self.earns, -np.inf).astype(np.float32)

@@ -12,7 +12,7 @@ from torch import Tensor
 from bundlemage.core.answering import SCORES_AT_A_TIME
 from bundlemage.core.filters import Filter
 from bundlemage.core.ownership import owned_items
-from bundlemage.core.shop import Shop
+from bundlemage.core.shop import Candidates, Shop
 from bundlemage.designer.constraints import Floats, Integers, Items
 from bundlemage.models.base import Histories, Matcher, Model, can, require
 from bundlemage.models.ragged import Ragged
@@ -117,13 +117,26 @@ class Taking:
         return one and self.able and not require(self.model, Matcher).ranks_by_sales
 
     @cached_property
+    def _candidates(self) -> Candidates:
+        return self.shop.bundles(stock=self._settings.stock)
+
+    def _rank(self, score: Tensor, *, last: bool = False) -> Tensor:
+        """Returns the rank of each score among the bundles of the shop. `last`: it is that of a bundle which
+        is ranked after all that are in stock."""
+        available = self._candidates.available
+        first = self._rivals if available is None else self._rivals + available
+        if not last:
+            return 1 + (first > score[:, None]).sum(1)
+        others = self._rivals.masked_fill(torch.isfinite(first), -torch.inf)
+        return 1 + torch.isfinite(first).sum() + (others > score[:, None]).sum(1)
+
+    @cached_property
     def _rivals(self) -> Tensor:
-        """What the bundles of the shop are ranked by, under its rules for owned and sold-out bundles; -∞ for
-        those that are not recommended, or only after all others."""
-        rules, candidates = self._settings, self.shop.bundles(stock=self._settings.stock)
+        """The scores by which the bundles of the shop are ranked, under its rule for owned bundles; -∞ for
+        those that are not recommended."""
+        rules = self._settings
         with torch.inference_mode():
-            hidden = candidates.hidden if candidates.available is None else candidates.available
-            scores = self._scores[0] + hidden
+            scores = self._scores[0] + self._candidates.hidden
             if rules.owned == "show":
                 return scores  # [bundles]
             goods = self.shop.goods(self.contents)
@@ -145,12 +158,16 @@ class Taking:
         with torch.inference_mode():
             new = Ragged.from_lists(bundles, self.contents.device)
             scores = require(self.model, Matcher).score_new_bundles(self.histories, self.contents, new)[0]
-            ranks: list[int | None] = (1 + (self._rivals > scores[:, None]).sum(1)).tolist()
+            ranks: list[int | None] = self._rank(scores).tolist()
         return ranks
 
     def rank_of_existing(self, place: int) -> int | None:
         """Returns the rank of a bundle of the shop; None if it is not known."""
-        return 1 + int((self._rivals > self._rivals[place]).sum()) if self._is_ranked else None
+        if not self._is_ranked:
+            return None
+        available = self._candidates.available
+        last = available is not None and not torch.isfinite(available[place])
+        return int(self._rank(self._rivals[[place]], last=last))
 
     def existing(self, in_stock: bool) -> tuple[Integers, Floats]:
         """Returns the bundles of the shop that users may get, the likeliest first, and their
@@ -161,8 +178,7 @@ class Taking:
         hidden = self.shop.bundles(Filter(in_stock=True) if in_stock else None).hidden.cpu().numpy()
         shown = hidden == 0
         if len(self.histories) == 1:
-            owned = self.histories.bundles.values.cpu().numpy()
-            shown[owned[owned < len(shown)]] = False
+            shown &= np.isfinite(self._rivals.cpu().numpy())
         order = np.argsort(-means, kind="stable")
         order = order[shown[order]]
         return order, means[order]
