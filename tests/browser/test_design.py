@@ -271,7 +271,7 @@ def test_an_estimate_is_shown_before_the_exact_forecast_and_buyers_can_be_saved(
     browser: Browser, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
-    monkeypatch.setattr(forecasts, "ESTIMATE_SAMPLE", PAGE)
+    monkeypatch.setattr(forecasts, "SAMPLE", PAGE)
     with (
         in_this_process(model, f"sqlite:///{tmp_path}/shop.db") as running,
         running.client() as api,

@@ -133,7 +133,7 @@ def train(
     with show.notes.status(f"reading {label(location)}"):
         split = job.split
     show.warn(*job.source.warnings)
-    _warn_bought_again(job.source.warnings, ShopSettings().owned)
+    _warn_bought_again(job.source.warnings, ShopSettings.of(chosen.shop).owned)
     _announce(split, f"{chosen.ensemble} × {chosen.model}" if chosen.ensemble > 1 else chosen.model, final)
     logs = [TensorBoard(tensorboard)] if tensorboard else []
     with Shown(show.notes) as progress:

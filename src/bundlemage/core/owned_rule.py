@@ -20,6 +20,8 @@ SHARES = (0.5, 2 / 3, 0.75, 0.9, 1.0)
 FEWEST_CASES = 200
 """With fewer validation cases, no share is chosen."""
 K = 5
+OFTEN = 0.05
+"""If at least this share of the purchases are of wholly owned bundles, customers seem to buy such bundles."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class RuleEffect:
     mostly_owned: float
     without: float
     with_rule: float
+    wholly_owned: float = 0.0
+    """The share of the purchases in the test cases that are of a bundle of which the user owned all items."""
 
     def __str__(self) -> str:
         if self.rule == "show":
@@ -43,9 +47,15 @@ class RuleEffect:
             if change < 0
             else "changes nothing"
         )
-        return (
+        told = (
             f"The rule about owned bundles ({how}) {said}: nDCG@{K} is {self.with_rule:.4f} with it and "
             f"{self.without:.4f} without it."
+        )
+        if self.wholly_owned < OFTEN:
+            return told
+        return (
+            f"{told} In {self.wholly_owned:.0%} of the test purchases, the customer owned all items of the "
+            "bundle already. If customers buy such bundles, train with --shop owned=show."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -62,8 +72,8 @@ def effect(
     """Returns what the rule of the shop does to nDCG@5. `data` are the histories, and `new` the bundles that
     are new in the cases."""
     rules = [] if settings.owned == "show" else [settings]
-    without, *found = _figures(model, cases, data, rules, new)
-    return RuleEffect(settings.owned, settings.mostly_owned, without, (found or [without])[0])
+    (without, *found), wholly_owned = _figures(model, cases, data, rules, new)
+    return RuleEffect(settings.owned, settings.mostly_owned, without, (found or [without])[0], wholly_owned)
 
 
 def best_share(model: Model, cases: MatchingCases, data: Interactions) -> float | None:
@@ -72,7 +82,7 @@ def best_share(model: Model, cases: MatchingCases, data: Interactions) -> float 
     if len(cases) < FEWEST_CASES:
         return None
     rules = [ShopSettings(owned="demote", mostly_owned=share) for share in SHARES]
-    _, *found = _figures(model, cases, data, rules, None)
+    (_, *found), _ = _figures(model, cases, data, rules, None)
     return max(zip(found, SHARES, strict=True))[1]
 
 
@@ -82,10 +92,12 @@ def _figures(
     data: Interactions,
     rules: Sequence[ShopSettings],
     new: Positions | None,
-) -> list[float]:
-    """Returns the mean nDCG@5 without a rule, and then with each rule. All are found in one pass."""
+) -> tuple[list[float], float]:
+    """Returns the mean nDCG@5 without a rule and then with each rule, and the share of the right bundles of
+    which users own all items. All are found in one pass."""
     evaluator, goods = MatchingEvaluator(cases, data, (K,), new), Goods(data.bundle_item, data.items)
     parts: list[list[torch.Tensor]] = [[] for _ in range(1 + len(rules))]
+    wholly_owned = right = 0
     was_training = model.training
     model.eval()
     with torch.inference_mode():
@@ -104,5 +116,10 @@ def _figures(
                 if candidates is not None:
                     change = change.gather(1, candidates.clamp(min=0)).masked_fill(candidates == PAD, 0.0)
                 part.append(ranking_metrics(scores + change, positives, (K,))[f"ndcg@{K}"])
+            whole = goods.whole(owned)
+            if candidates is not None:
+                whole = whole.gather(1, candidates.clamp(min=0)).masked_fill(candidates == PAD, False)
+            wholly_owned += int(whole[positives.row_of_entry(), positives.values].sum())
+            right += len(positives.values)
     model.train(was_training)
-    return [float(torch.nanmean(torch.cat(part))) for part in parts]
+    return [float(torch.nanmean(torch.cat(part))) for part in parts], wholly_owned / max(1, right)
