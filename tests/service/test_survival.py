@@ -184,8 +184,9 @@ def test_what_one_process_acknowledges_the_other_answers_by(sample_model: Path, 
             best = before["bundles"][0]
             name = f"planted-{turn}"
             ok(took(writer, SOMEONE, best["id"]))
-            contents = [*(part["id"] for part in best["items"]), *before["bundles"][1]["missing"]]
-            contents = list(dict.fromkeys(contents))  # one that is wholly owned is not recommended
+            contents = [part["id"] for part in best["items"]]
+            missing = (item for bundle in before["bundles"] for item in bundle["missing"])
+            contents.append(next(item for item in missing if item not in contents))  # else it is wholly owned
             ok(writer.put(f"/v1/bundles/{name}", json={"items": contents}), 201)
             after = ok(reader.get(f"/v1/users/{SOMEONE}/bundles", params={"k": 100}))
             names = [bundle["id"] for bundle in after["bundles"]]
