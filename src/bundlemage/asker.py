@@ -29,7 +29,7 @@ from bundlemage.core.answering import (
 from bundlemage.core.filters import Filter
 from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ranking import Ranking, record_batches
-from bundlemage.core.segments import Segment
+from bundlemage.core.segments import Segment, SegmentTest
 from bundlemage.core.shop import Candidates, RecommendedBundle, RecommendedItem, Shop
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
@@ -302,7 +302,7 @@ class Asker:
 
     def design_many(
         self,
-        users: Iterable[User] | None = None,
+        users: Iterable[User] | Segment | None = None,
         request: DesignRequest | None = None,
         *,
         progress: Progress = in_silence,
@@ -310,18 +310,14 @@ class Asker:
     ) -> Designs:
         """Returns whole bundles for several users together: those that most of them would buy.
 
-        `users` are ids or histories; None: all users of the shop. The search uses at most 200 of them, drawn
-        at random, and the number of buyers is estimated from at most 2,000. A user who has any item of a
-        bundle does not count in the search; with `not_owned=False`, only one who has all its items does not.
-        There are no ranks and no reasons.
+        `users` are ids or histories, or a segment, such as `Segment(tag="Horror")`; None: all users of the
+        shop. The search uses at most 200 of them, drawn at random, and the number of buyers is estimated from
+        at most 2,000. A user who has any item of a bundle does not count in the search; with
+        `not_owned=False`, only one who has all its items does not. There are no ranks and no reasons.
         """
         require(self.model, Completer)
         request = _request(request, conditions)
-        if isinstance(users, str):
-            raise ConfigError(f"give a list of users, not a string: write [{users!r}]")
-        everyone = list(self.dataset.users.ids if users is None else users)
-        if not everyone:
-            raise ConfigError("there are no users to design a bundle for: give at least one, or none for all")
+        everyone = self._users_of(users)
         together = [everyone[place] for place in randomly_chosen(len(everyone), TOGETHER)]
         question = (*self._encode(together), request, self.shop_settings, None, progress)
         designs = design(self.model, self.shop, *question)
@@ -336,7 +332,7 @@ class Asker:
 
     def design_each(
         self,
-        users: Iterable[User] | None = None,
+        users: Iterable[User] | Segment | None = None,
         request: DesignRequest | None = None,
         *,
         progress: Progress = in_silence,
@@ -345,13 +341,11 @@ class Asker:
         """Returns the best bundle for each of several users, each bundle once, with the users it is for. The
         bundle for the most users comes first.
 
-        `users` are ids or histories; None: all users of the shop. A user for whom no bundle is possible has
-        none. The time limit of the request is for one user, and `n` is ignored. `progress` counts the users.
+        `users` are as in `design_many`. A user for whom no bundle is possible has none. The time limit of the
+        request is for one user, and `n` is ignored. `progress` counts the users.
         """
         request = _request(request, conditions).model_copy(update={"n": 1, "reasons": False, "buyers": False})
-        if isinstance(users, str):
-            raise ConfigError(f"give a list of users, not a string: write [{users!r}]")
-        everyone = list(self.dataset.users.ids if users is None else users)
+        everyone = self._users_of(users)
         found: dict[frozenset[str], tuple[Design, list[User]]] = {}
         refused = None
         for number, user in enumerate(everyone):
@@ -365,6 +359,26 @@ class Asker:
         if refused is not None and not found:
             raise refused
         return sorted(found.values(), key=lambda each: -len(each[1]))
+
+    def users_in(self, segment: Segment) -> list[str]:
+        """Returns the ids of the users of the shop who are in a segment; raises `ConfigError` if none is."""
+        names = self.dataset.users.ids
+        test = SegmentTest(segment, self.shop.item_shelf, self.shop.interactions.bundle_item)
+        found = [names[place] for place in np.flatnonzero(test(names, self.shop.everyone()))]
+        if not found:
+            raise ConfigError("no user is in this segment: give other conditions")
+        return found
+
+    def _users_of(self, users: Iterable[User] | Segment | None) -> list[User]:
+        """The users of a question about several: those given, those of a segment, or all of the shop."""
+        if isinstance(users, str):
+            raise ConfigError(f"give a list of users, not a string: write [{users!r}]")
+        if isinstance(users, Segment):
+            return [*self.users_in(users)]
+        found = list(self.dataset.users.ids if users is None else users)
+        if not found:
+            raise ConfigError("there are no users to design a bundle for: give at least one, or none for all")
+        return found
 
     def _some_of(self, users: Callable[[], tuple[Sequence[History], int]] | None) -> Sample:
         """A sample of the users of the shop, or of others."""

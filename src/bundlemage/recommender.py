@@ -282,7 +282,7 @@ class Recommender(Asker):
         """
         require(self.model, Matcher)
         chosen = Campaign.of(where=where or Filter(), **settings)
-        offer = Offer(chosen, self.model, self.shop, self.calibration, self.shop_settings)
+        offer = Offer.of(chosen, self.model, self.shop, self.calibration, self.shop_settings)
         return run_campaign(offer, Path(folder), users, resume=resume, progress=progress)
 
     def what_if(
@@ -306,7 +306,7 @@ class Recommender(Asker):
         if not asked:
             raise ConfigError("give at least one change, such as budget=2000")
         chosen = Campaign.of(**settings_of(Path(folder)))
-        offer = Offer(chosen, self.model, self.shop, self.calibration, self.shop_settings)
+        offer = Offer.of(chosen, self.model, self.shop, self.calibration, self.shop_settings)
         return what_if(offer, Path(folder), asked, users)
 
     # ── Saving and loading ───────────────────────────────────────────────────────────────────────

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bundlemage import Segment
 from bundlemage.designer import conflict
 from bundlemage.recommender import Recommender
 from tests.cli.run import run, run_json
@@ -183,6 +185,73 @@ def test_a_wrong_wish_is_told(folder: Path, user: str, arguments: list[str], wor
     refused = run("design", folder, "--user", user, *arguments, code=2)
     assert words in flat(refused.stderr)
     assert "Traceback" not in refused.output
+
+
+def test_bundles_for_a_segment(model: Recommender, folder: Path, tag: str) -> None:
+    asked = ("design", folder, "--tag", tag, "--least-bundles", 3, "--size", 3, "-n", 1, "--device", "cpu")
+    users = model.users_in(Segment(tag=tag, least_bundles=3))
+    told = run_json(*asked)
+    assert told["users"] == len(users)
+    expected = model.design_many(users, size=3, n=1)
+    assert [item["id"] for item in told["bundles"][0]["items"]] == expected[0].ids
+    assert f"bundles for {len(users):,} users together" in run(*asked).stdout
+
+
+def test_designs_become_candidates_of_a_campaign(model: Recommender, folder: Path, tmp_path: Path) -> None:
+    listed, designs, plan = tmp_path / "users.txt", tmp_path / "designs.csv", tmp_path / "plan"
+    listed.write_text("\n".join(model.dataset.users.ids[:4]))
+    run("design", folder, "--users", listed, "--each", "--size", 3, "--discount", 0.2, "-o", designs)
+    found = model.design_each(model.dataset.users.ids[:4], size=3, discount=0.2)
+    with designs.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["item_id"] for row in rows] == [item for design, _ in found for item in design.ids]
+    names = list(dict.fromkeys(row["bundle_id"] for row in rows))
+    bundles = len(model.dataset.bundles) + len(names)
+    run("campaign", folder, "-o", plan, "--new-bundles", designs, "--per-user", bundles, "--format", "csv")
+    with (plan / "parts" / "part-00000.csv").open(newline="") as file:
+        shown = {row["bundle_id"]: float(row["price"]) for row in csv.DictReader(file)}
+    prices = {name: design.price for name, (design, _) in zip(names, found, strict=True)}
+    assert {name: shown[name] for name in names} == pytest.approx(prices)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bundle,item\nx,g0001\n", "the header is 'bundle, item'; expected bundle_id,item_id"),
+        ("bundle_id,item_id\n", "has no bundles"),
+        ("bundle_id,item_id\nx,\n", "line 2: a row needs a bundle_id and an item_id"),
+        ("bundle_id,item_id,price\nx,g0001,cheap\n", "line 2: the price is 'cheap'; expected a number"),
+        ("bundle_id,item_id,price\nx,g0001,3\nx,g0002,4\n", "line 3: the bundle 'x' has another price"),
+        ("bundle_id,item_id\nx,g9999\n", "unknown item id 'g9999'"),
+        ("bundle_id,item_id\nb0001,g0001\n", "'b0001' has the id of a bundle that the shop already has"),
+        (b"bundle_id,item_id\n\xff,g0001\n", "cannot be read"),
+        (None, "cannot be read"),
+    ],
+    ids=str,
+)
+def test_a_wrong_file_of_new_bundles_is_told(
+    folder: Path, text: str | bytes | None, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "new.csv"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert message in run("campaign", folder, "-o", tmp_path / "c", "--new-bundles", file, code=2).stderr
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--everyone", "--user", "u0001"], "give one of these: a user, a segment"),
+        (["--everyone", "--tag", "Horror"], "give one of these: a user, a segment"),
+        (["--user", "u0001", "--each"], "--each needs several users"),
+        (["--everyone", "-o", "designs.csv"], "--output needs --each"),
+        (["--users", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["--least-bundles", "1000"], "no user is in this segment"),
+    ],
+)
+def test_wrong_users_are_told(folder: Path, arguments: list[str], words: str) -> None:
+    assert words in flat(run("design", folder, *arguments, code=2).stderr)
 
 
 def test_reasons_are_those_of_the_recommender(model: Recommender, folder: Path, user: str) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from bundlemage import History, Recommender, SplitPlan
+from bundlemage import History, Recommender, Segment, SplitPlan
 from bundlemage.campaigns.sample import Sample, expected_buyers
+from bundlemage.data.dataset import row_of
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Completer, require
 from bundlemage.wire.design import DesignRequest, ImpossibleDesignError
@@ -232,6 +233,24 @@ class TestSeveralUsers:
                 (own,) = shop.design(user, size=2, n=1, reasons=False)
                 assert set(own.ids) == set(bundle.ids)
         assert len({frozenset(bundle.ids) for bundle, _ in found}) == len(found)
+
+    def test_a_segment_is_the_list_of_its_users(self, sample: Recommender) -> None:
+        segment = Segment(tag="Horror", least_bundles=8)
+        users = sample.users_in(segment)
+        histories = [
+            row_of(sample.dataset.user_bundle, sample.dataset.users.position(user)) for user in users
+        ]
+        assert 1 < len(users) < len(sample.dataset.users)
+        assert all(len(bundles) >= 8 for bundles in histories)
+        asked = {"size": 3, "n": 1, "reasons": False, "buyers": False}
+        of_segment, of_list = sample.design_many(segment, **asked), sample.design_many(users, **asked)
+        assert of_segment[0].ids == of_list[0].ids
+        few = Segment(users=users[:2])
+        assert (
+            sorted(user for _, who in sample.design_each(few, size=2) for user in map(str, who)) == users[:2]
+        )
+        with pytest.raises(ConfigError, match="no user is in this segment"):
+            sample.design_many(Segment(least_bundles=1000), size=3)
 
     def test_wrong_users_are_refused(self, shop: Recommender) -> None:
         wrong: tuple[Sequence[str], ...] = ("u1", [])

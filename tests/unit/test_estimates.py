@@ -336,8 +336,9 @@ def test_the_command_writes_the_buyers(model: Recommender, items: list[str], tmp
     model.save(tmp_path / "model")
     asked = ("score-bundle", tmp_path / "model", "--items", ",".join(items))
     users = model.dataset.users.ids[:200]
-    file = tmp_path / "buyers.csv"
-    shown = run(*asked, "--output", file, "--least-chance", 0, "--users", ",".join(users))
+    file, listed = tmp_path / "buyers.csv", tmp_path / "users.txt"
+    listed.write_text("\n".join(users))
+    shown = run(*asked, "--output", file, "--least-chance", 0, "--users", listed)
     expected = model.buyers(items, least_chance=0, among=Segment(users=users))
     with file.open(newline="") as opened:
         rows = list(csv.DictReader(opened))

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from bundlemage.campaigns.candidates import with_new_bundles
 from bundlemage.campaigns.chances import Calibration, chances_of
 from bundlemage.campaigns.choice import CANDIDATES, WORK, Choice
 from bundlemage.campaigns.limits import (
@@ -62,6 +63,20 @@ class Scored:
 class Offer:
     """The candidates of a campaign, as positions in the shop, with their prices and limits."""
 
+    @classmethod
+    def of(
+        cls,
+        settings: Campaign,
+        model: Model,
+        shop: Shop,
+        calibration: Calibration | None,
+        rules: ShopSettings = DEFAULT_RULES,
+    ) -> Offer:
+        """Returns the offer of a shop, with the new bundles of the settings."""
+        if settings.new_bundles:
+            shop = with_new_bundles(shop, model, settings.new_bundles, settings.new_prices)
+        return cls(settings, model, shop, calibration, rules)
+
     def __init__(
         self,
         settings: Campaign,
@@ -71,19 +86,16 @@ class Offer:
         rules: ShopSettings = DEFAULT_RULES,
         stock: Whole | None = None,
     ) -> None:
-        """`stock` is used instead of the catalogue's stock of the items."""
+        """`shop` has all candidates (see `of`). `stock` is used instead of the stock of the items."""
         self.settings, self.model, self.shop, self.calibration = settings, model, shop, calibration
         self.rules = rules.changed({"owned": settings.owned or rules.owned})
         takings = settings.value == "takings"
-        try:
-            self.prices = shop.bundle_shelf.prices  # [bundles of the shop], NaN if unknown
-        except ConfigError:
-            if takings:
-                raise ConfigError(
-                    "takings are not known, because no bundle has a price: put a column 'price' into the "
-                    "table of bundles and train again, or maximise sales"
-                ) from None
-            self.prices = np.full(len(shop.dataset.bundles), np.nan)
+        self.prices = shop.full_prices  # [bundles of the shop], NaN if unknown
+        if takings and np.isnan(self.prices).all():
+            raise ConfigError(
+                "takings are not known, because no bundle has a price: put a column 'price' into the "
+                "table of bundles or of items and train again, or maximise sales"
+            )
         costs = None if settings.budget is None else _discount_costs(shop)
         passing = np.isfinite(shop.bundles(settings.where, stock=settings.sold_out).hidden.cpu().numpy())
         known = np.ones_like(passing) if costs is None else np.isfinite(costs)

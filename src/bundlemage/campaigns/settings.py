@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
 
 from bundlemage.core.filters import Filter
 from bundlemage.data.row_files import Format
@@ -13,6 +14,16 @@ from bundlemage.errors import config_error
 from bundlemage.wire.shop import OwnedRule
 
 Count: TypeAlias = Annotated[int, Field(ge=1)]
+
+
+def _new_bundles(bundles: Any) -> Any:
+    """Returns ids as text and items as lists; anything else as it is, for a message of pydantic."""
+    if not isinstance(bundles, Mapping):
+        return bundles
+    return {
+        str(name): list(map(str, items)) if isinstance(items, list | tuple) else items
+        for name, items in bundles.items()
+    }
 
 
 class Campaign(BaseModel):
@@ -43,6 +54,11 @@ class Campaign(BaseModel):
     purchase."""
     value: Literal["sales", "takings"] = "sales"
     """What the campaign maximises: expected sales, or takings (expected sales times price)."""
+    new_bundles: Annotated[dict[str, list[str]], BeforeValidator(_new_bundles)] = Field(default_factory=dict)
+    """Bundles that the shop does not have yet, such as designs, as further candidates: id → ids of the items.
+    They are scored with the sales of the median bundle."""
+    new_prices: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    """Prices of new bundles, by id. By default, a new bundle costs the sum of its items' prices."""
     format: Format = "parquet"
     """Format of the result files: parquet, csv or jsonl."""
     part_users: Count = 8192

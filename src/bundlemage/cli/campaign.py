@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import math
 import time
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +25,7 @@ SETTINGS = FromModel(
     "bundlemage.campaigns.settings.Campaign",
     panel="Limits that all users share",
     panels=dict.fromkeys(("per_user", "value", "format", "part_users", "seed")),
-    without=("where",),
+    without=("where", "new_bundles", "new_prices"),
 )
 
 
@@ -34,6 +36,7 @@ def campaign(
     where: FilterOptions,
     settings: Annotated[dict[str, Any], SETTINGS],
     users: Path | None = None,
+    new_bundles: Path | None = None,
     resume: bool = False,
     what_if: list[str] | None = None,
     device: Device = "auto",
@@ -48,6 +51,8 @@ def campaign(
     Options:
         -o, --output FOLDER: Folder for plan, parts and summary.
         --users FILE: Only these users: a text file with one id per line.
+        --new-bundles FILE: Bundles that the shop does not have yet, as further candidates: a CSV file with
+            the columns bundle_id, item_id and, if you like, price, such as design --each writes.
         --resume: Continue an interrupted campaign.
         --what-if LIMIT=NUMBER: Also tell what another limit would bring, such as budget=2000,
             shown_at_most=+5 or stock:ITEM=+200. With the same options, it answers for a finished campaign.
@@ -65,6 +70,8 @@ def campaign(
             f"-o {output.with_suffix('')} --format {format_of(output)}"
         )
     changes = key_values(what_if, "--what-if")
+    if new_bundles is not None:
+        settings |= _new_bundles(new_bundles)
     job = CampaignJob(
         Path(folder),
         output,
@@ -89,6 +96,42 @@ def campaign(
     for line in [*_sentences(summary, shop), *(_answer(answer, summary) for answer in answers)]:
         show.say(line)
     show.say(f"written to [bold]{show.plain(output)}[/] in {seconds:,.1f} s")
+
+
+def _new_bundles(path: Path) -> dict[str, Any]:
+    """The settings for the new bundles of a CSV file."""
+    bundles, prices = dict[str, list[str]](), dict[str, float]()
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file, restkey="")
+            if not {"bundle_id", "item_id"} <= set(names := list(rows.fieldnames or ())):
+                raise ConfigError(
+                    f"{path}: the header is {', '.join(names)!r}; expected bundle_id,item_id or "
+                    "bundle_id,item_id,price"
+                )
+            for row in rows:
+                place = f"{path}, line {rows.line_num}"
+                name, item, price = (row.get(column) or "" for column in ("bundle_id", "item_id", "price"))
+                if not name or not item:
+                    raise ConfigError(f"{place}: a row needs a bundle_id and an item_id")
+                bundles.setdefault(name, []).append(item)
+                if price and prices.setdefault(name, _price(price, place)) != _price(price, place):
+                    raise ConfigError(f"{place}: the bundle {name!r} has another price in an earlier line")
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not bundles:
+        raise ConfigError(f"{path} has no bundles: it needs rows with a bundle_id and an item_id")
+    return {"new_bundles": bundles, "new_prices": prices}
+
+
+def _price(text: str, place: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        price = math.nan
+    if not 0 <= price < math.inf:
+        raise ConfigError(f"{place}: the price is {text!r}; expected a number from 0 up, such as 39.99")
+    return price
 
 
 def _sentences(summary: CampaignSummary, shop: ShopSettings) -> list[str]:

@@ -30,11 +30,12 @@ from bundlemage.cli.options import (
     UserOptions,
     check_user,
 )
-from bundlemage.cli.texts import ids, lines_of
+from bundlemage.cli.texts import ids
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
+    from bundlemage.core.segments import Segment
     from bundlemage.recommender import Recommender
     from bundlemage.wire.design import DesignRequest
     from bundlemage.wire.design_answers import BundleForecast, Design, Designs, Details
@@ -74,7 +75,7 @@ def design(
     folder: ModelFolder,
     user: UserIfGiven,
     settings: Annotated[dict[str, Any], REQUEST],
-    users: Path | None = None,
+    segment: SegmentOptions = None,
     everyone: bool = False,
     each: bool = False,
     output: Path | None = None,
@@ -83,8 +84,9 @@ def design(
 ) -> None:
     """Design whole bundles for a user. Each meets all conditions and has a price, a score and reasons.
 
-    With --users or --everyone, the bundles are for these users together: those that most of them would buy.
-    With --each in addition, each user has a bundle of their own. Equal ones are listed once.
+    With --users, --tag or other options of a segment, or with --everyone, the bundles are for these users
+    together: those that most of them would buy. With --each in addition, each user has a bundle of their own.
+    Equal ones are listed once.
 
     If no bundle meets all conditions, the answer names the conditions that conflict, and changes that would
     allow a bundle.
@@ -92,35 +94,36 @@ def design(
     If an id contains a comma, write it in double quotes inside the list: '"Tea, green",7'.
 
     Options:
-        --users FILE: For the users of this text file, which has one id per line.
         --everyone: For all users of the training data.
-        --each: With --users or --everyone: the best bundle for each user.
-        -o, --output FILE: With --each: a new CSV file with the columns bundle_id and item_id.
+        --each: With several users: the best bundle for each.
+        -o, --output FILE: With --each: a new CSV file with the columns bundle_id, item_id and price, for
+            campaign --new-bundles.
     """
     from bundlemage.recommender import Recommender
     from bundlemage.wire.design import DesignRequest
 
     request = DesignRequest.of(**settings)  # an invalid request is reported before the model is loaded
-    if [user is None, users is None, not everyone].count(False) > 1:
-        raise ConfigError("give one of these: a user, --users FILE or --everyone")
-    several = None if users is None else lines_of(users)
-    if users is None and not everyone:
-        check_user(user, ", or --users FILE, or --everyone")
+    if [user is None, segment is None, not everyone].count(False) > 1:
+        raise ConfigError(
+            "give one of these: a user, a segment such as --users FILE or --tag TAG, or --everyone"
+        )
+    if segment is None and not everyone:
+        check_user(user, ", or --users FILE, or another segment, or --everyone")
     if (each and user is not None) or (output is not None and not each):
-        raise ConfigError("--each needs --users FILE or --everyone, and --output needs --each")
+        raise ConfigError("--each needs several users, such as --everyone, and --output needs --each")
     if output is not None and output.exists():
         raise ConfigError(f"--output {output}: this file exists already; give the name of a new one")
     model = Recommender.load(folder, device=device)
-    if each:
-        _design_each(model, several, request, output, as_json)
-        return
     if user is None:
+        several = list(model.dataset.users.ids) if segment is None else _users_of(model, segment)
+        if each:
+            _design_each(model, several, request, output, as_json)
+            return
         designs = model.design_many(several, request)
         if as_json:
-            show.print_json({"users": several, **designs.model_dump(mode="json")})
+            show.print_json({"users": len(several), **designs.model_dump(mode="json")})
             return
-        count = len(model.dataset.users) if several is None else len(several)
-        show.out.print(f"bundles for {count:,} users together")
+        show.out.print(f"bundles for {len(several):,} users together")
         _print(designs, model.shop_settings)
         return
     asked = user_in_data(model, user)
@@ -131,6 +134,13 @@ def design(
         return
     describe(model, asked, known_id(user))
     _print(designs, model.shop_settings)
+
+
+def _users_of(model: Recommender, segment: Segment) -> list[str]:
+    """The users of a segment. If it is only a list, an unknown id is an error."""
+    if segment.users is not None and segment == type(segment)(users=segment.users):
+        return sorted(map(str, segment.users))
+    return model.users_in(segment)
 
 
 def _print(designs: Designs, shop: ShopSettings) -> None:
@@ -150,7 +160,7 @@ def _print(designs: Designs, shop: ShopSettings) -> None:
 
 def _design_each(
     model: Recommender,
-    users: Sequence[str] | None,
+    users: Sequence[str],
     request: DesignRequest,
     output: Path | None,
     as_json: bool,
@@ -160,10 +170,11 @@ def _design_each(
     if output is not None:
         names = (f"design-{number}" for number in count(1))
         free = (name for name in names if name not in model.dataset.bundles)
-        rows = [(name, item) for (bundle, _), name in zip(found, free, strict=False) for item in bundle.ids]
+        named = zip(found, free, strict=False)
+        rows = [(name, item, bundle.price) for (bundle, _), name in named for item in bundle.ids]
         with output.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["bundle_id", "item_id"])
+            writer.writerow(["bundle_id", "item_id", "price"])
             writer.writerows(rows)
     if as_json:
         show.print_json(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bundlemage.cli.commands import FromFunction
-from bundlemage.cli.texts import ids
+from bundlemage.cli.texts import ids, lines_of
 from bundlemage.errors import ConfigError
 from bundlemage.wire.shop import OwnedRule, StockRule
 
@@ -186,7 +186,7 @@ def _segment(
     most_items: int | None = None,
     least_bundles: int | None = None,
     most_bundles: int | None = None,
-    users: list[str] | None = None,
+    users: Path | None = None,
 ) -> Any:
     """The part of the users that is asked about, or None if none of these options is given.
 
@@ -196,7 +196,7 @@ def _segment(
         --most-items N: Only users with at most so many items of their own.
         --least-bundles N: Only users with at least so many bundles.
         --most-bundles N: Only users with at most so many bundles.
-        --users ID,ID: Only these users.
+        --users FILE: Only the users of this text file, which has one id per line.
     """
     from bundlemage.core.segments import Segment
 
@@ -204,7 +204,7 @@ def _segment(
     if all(each is None for each in given):
         return None
     numbers = (least_items, most_items, least_bundles, most_bundles)
-    return Segment(tag, *numbers, None if users is None else ids(users))
+    return Segment(tag, *numbers, None if users is None else lines_of(users))
 
 
 def _recall(index: bool = False, least_recall: float | None = None) -> float | None:

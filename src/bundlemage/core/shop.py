@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bundlemage.core.filters import Facts, Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
-from bundlemage.core.ownership import BundleLines, Floats, Goods, Whole, known, lines_of
+from bundlemage.core.ownership import BundleLines, Floats, Goods, Whole, full_price, known, lines_of
 from bundlemage.core.ranking import Ranker, Ranking
 from bundlemage.data.dataset import BundleDataset, Vocabulary, row_of
 from bundlemage.errors import ConfigError
@@ -270,6 +270,18 @@ class Shop:
         prices, discounts = (np.full(len(positions), np.nan) for _ in range(2))
         prices[known], discounts[known] = (column[positions[known]] for column in self._bundle_numbers)
         return prices, discounts
+
+    @cached_property
+    def full_prices(self) -> Floats:
+        """The price of each bundle: its own, or else the sum of its items' prices minus its discount; nan if
+        unknown."""  # [bundles]
+        own, discounts = self._bundle_numbers
+        contents = self.dataset.bundle_item
+        bundle = np.repeat(np.arange(contents.shape[0]), np.diff(contents.indptr))
+        prices = self._item_prices[contents.indices]
+        whole = np.bincount(bundle, prices, minlength=contents.shape[0]).astype(np.float64)
+        whole[np.diff(contents.indptr) == 0] = np.nan
+        return full_price(own, whole, discounts)
 
     @cached_property
     def _item_prices(self) -> Floats:

@@ -201,7 +201,7 @@ class CampaignJob(ModelJob):
     def offer(self) -> Offer:
         """The bundles that the campaign may show, with their limits."""
         settings, model = Campaign.of(where=self.where or Filter(), **self.settings), self.recommender
-        return Offer(settings, model.model, model.shop, model.calibration, model.shop_settings)
+        return Offer.of(settings, model.model, model.shop, model.calibration, model.shop_settings)
 
 
 def campaign(job: CampaignJob, workers: Workers, progress: Progress) -> CampaignSummary:
