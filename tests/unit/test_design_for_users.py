@@ -242,8 +242,8 @@ class TestSeveralUsers:
         ]
         assert 1 < len(users) < len(sample.dataset.users)
         assert all(len(bundles) >= 8 for bundles in histories)
-        asked = {"size": 3, "n": 1, "reasons": False, "buyers": False}
-        of_segment, of_list = sample.design_many(segment, **asked), sample.design_many(users, **asked)
+        request = DesignRequest.of(size=3, n=1, reasons=False, buyers=False)
+        of_segment, of_list = sample.design_many(segment, request), sample.design_many(users, request)
         assert of_segment[0].ids == of_list[0].ids
         few = Segment(users=users[:2])
         assert (
