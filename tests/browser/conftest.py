@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from tests.cli.run import run, run_json
 from tests.forked import start_forked
@@ -25,6 +25,9 @@ DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 NARROWEST: ViewportSize = {"width": 360, "height": 740}
 ROLES = ("read", "write", "admin")
+MOST_MS = 60_000
+"""How long a browser test waits for anything, so that none depends on the speed of the machine."""
+expect.set_options(timeout=MOST_MS)
 EXPECTED = re.compile(r"Failed to load resource")
 """What Chromium writes of every answer that is not 2xx; a test that wants one says so."""
 
@@ -143,7 +146,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 def visiting(browser: Browser, service: Service, viewport: ViewportSize = DESKTOP) -> Iterator[Visit]:
     """A fresh visitor: nothing stored, and checked at the end for what nobody should see."""
     context = browser.new_context(viewport=viewport, reduced_motion="reduce")
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(MOST_MS)
     visit = Visit(context.new_page(), service)
     visit.page.on(
         "console",

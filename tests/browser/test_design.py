@@ -249,7 +249,7 @@ def test_a_long_forecast_shows_its_progress_and_can_be_cancelled(
                 held.wait_for_a_batch()
             everybody = running.store.user_count()
             told = page.locator("#forecast-work")
-            expect(told).to_contain_text(f"{2 * PAGE} of {everybody} users", timeout=60_000)
+            expect(told).to_contain_text(f"{2 * PAGE} of {everybody} users")
             bar = told.get_by_role("progressbar")
             assert (bar.get_attribute("value"), bar.get_attribute("max")) == (str(2 * PAGE), str(everybody))
             assert serious(page) == []
@@ -283,7 +283,7 @@ def test_an_estimate_is_shown_before_the_exact_forecast_and_buyers_can_be_saved(
             button.click()
             held.go.release()  # the estimate
             everybody = running.store.user_count()
-            expect(forecast).to_contain_text(f"An estimate from {PAGE} of them. Counting on…", timeout=60_000)
+            expect(forecast).to_contain_text(f"An estimate from {PAGE} of them. Counting on…")
             expect(forecast.locator(".expected")).to_contain_text(f"of {everybody} users would buy it (")
             told = page.locator("#forecast-work")
             expect(told.get_by_role("progressbar")).to_be_visible(timeout=60_000)
@@ -298,7 +298,7 @@ def test_an_estimate_is_shown_before_the_exact_forecast_and_buyers_can_be_saved(
         wait_until(lambda: not running.service.lanes.work(), "the end of the work")
         button.click()
         expect(page.locator(".forecast[data-sampled=false]")).to_be_visible(timeout=60_000)
-        with page.expect_download(timeout=60_000) as saved:
+        with page.expect_download() as saved:
             page.get_by_role("button", name="Save the list of buyers").click()
         header, *rows = saved.value.path().read_text().splitlines()
         assert header == '"user_id","chance"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -38,6 +39,8 @@ from tests.small_shop import QUICK, dataset_of, row_of, shop_of_unequal_tastes, 
 
 CPU = torch.device("cpu")
 TRUE = Calibration(intercept=-0.5, fit=0.8, activity=0.6, threshold=0.0)
+BENT = Calibration(2.5, 1.5, 0.6, 0.0, bends=((-5.0, -0.7), (-3.5, -0.6)))
+"""The odds of the likeliest bundles grow slower."""
 
 
 # ── Calibration ──────────────────────────────────────────────────────────────────────────────────
@@ -65,13 +68,13 @@ def matrix(pairs: npt.NDArray[np.bool_]) -> Any:
     return binary_matrix(rows, columns, (pairs.shape[0], pairs.shape[1]))
 
 
-def planted(users: int, bundles: int, seed: int = 0) -> tuple[Planted, Split]:
-    """Validation drawn with the chances of `TRUE`, from what the user has not in training."""
+def planted(users: int, bundles: int, seed: int = 0, *, truth: Calibration = TRUE) -> tuple[Planted, Split]:
+    """Validation drawn with the chances of `truth`, from what the user has not in training."""
     random = np.random.default_rng(seed)
     scores = torch.from_numpy(random.normal(0, 1.5, (users, bundles)))
     rates = random.uniform(0, 0.1, users)
     train = random.random((users, bundles)) < rates[:, None]
-    chances = TRUE.chances(scores.log_softmax(1), torch.from_numpy(train.sum(1))).numpy()
+    chances = truth.chances(scores.log_softmax(1), torch.from_numpy(train.sum(1))).numpy()
     bought = (random.random((users, bundles)) < chances) & ~train
     everything = dataset_of(
         [[] for _ in range(users)],
@@ -86,8 +89,16 @@ def planted(users: int, bundles: int, seed: int = 0) -> tuple[Planted, Split]:
 
 
 def expected_and_real(model: Model, split: Split, found: Calibration) -> tuple[float, int, int]:
-    """Buyers of validation as foretold and as they were, and how many pairs lie above the threshold. Only
-    users of validation cases count. Histories lack only what these users bought in validation."""
+    """Buyers of validation as foretold and as they were, and how many pairs lie above the threshold."""
+    chances, real = chances_and_purchases(model, split, found)
+    return chances.sum(), int(real.sum()), int((chances > found.threshold).sum())
+
+
+def chances_and_purchases(
+    model: Model, split: Split, found: Calibration
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """For each pair of a user and a bundle: the chance, and whether it was bought in validation. Only users
+    of validation cases count. Histories lack only what these users bought in validation."""
     assert split.validation is not None
     case, bundles = split.validation.positives.nonzero()
     bought = binary_matrix(split.validation.users[case], bundles, split.dataset.user_bundle.shape)
@@ -101,7 +112,7 @@ def expected_and_real(model: Model, split: Split, found: Calibration) -> tuple[f
     real[split.validation.users[case], bundles] = True
     known = np.diff(split.dataset.bundle_item.indptr) > 0
     counted = (real | (split.dataset.user_bundle.toarray() == 0)) & known & real.any(1, keepdims=True)
-    return chances[counted].sum(), int(real.sum()), int((chances[counted] > found.threshold).sum())
+    return chances[counted], real[counted]
 
 
 def test_coefficients_are_found_in_weighted_data() -> None:
@@ -132,12 +143,64 @@ def test_planted_coefficients_are_recovered() -> None:
     model, split = planted(3000, 200)
     found = calibrate(model, split, CPU)
     assert found is not None
-    assert found.intercept == pytest.approx(TRUE.intercept, abs=0.12)
-    assert found.fit == pytest.approx(TRUE.fit, abs=0.03)
     assert found.activity == pytest.approx(TRUE.activity, abs=0.05)
+    # Where hardly any bundle was bought, the line is not known so well.
+    logs = torch.linspace(-7, -1.5, 12, dtype=torch.float64)
+    nothing = torch.zeros(1, dtype=torch.float64)
+    assert found.log_odds(logs, nothing).tolist() == pytest.approx(
+        TRUE.log_odds(logs, nothing).tolist(), abs=0.2
+    )
     foretold, real, above = expected_and_real(model, split, found)
     assert foretold == pytest.approx(real, rel=0.02)
     assert above == pytest.approx(real, rel=0.02)
+
+
+def bands(found: Calibration, model: Model, split: Split) -> list[tuple[float, int]]:
+    """The expected and the real number of purchases among likelier and likelier bundles."""
+    chances, real = chances_and_purchases(model, split, found)
+    edges = np.quantile(chances, [0, 0.5, 0.75, 0.9, 0.97, 0.99])
+    groups = np.searchsorted(edges, chances, side="right")
+    return [(chances[groups == n].sum(), int(real[groups == n].sum())) for n in np.unique(groups)]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_chances_are_right_for_likely_and_for_unlikely_bundles(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, split = planted(3000, 200, seed, truth=BENT)
+    found = calibrate(model, split, CPU)
+    assert found is not None
+    for expected, real in bands(found, model, split):
+        assert abs(real - expected) < 4 * math.sqrt(expected)
+    monkeypatch.setattr(module, "MOST_BENDS", 0)
+    straight = calibrate(model, split, CPU)
+    assert straight is not None
+    assert any(abs(real - each) > 4 * math.sqrt(each) for each, real in bands(straight, model, split))
+
+
+def test_a_likelier_bundle_never_has_a_lower_chance() -> None:
+    """Although in these data the likeliest bundles were bought less often."""
+    falling = replace(BENT, bends=((-5.0, -0.7), (-3.5, -2.0)))
+    model, split = planted(3000, 200, truth=falling)
+    found = calibrate(model, split, CPU)
+    assert found is not None
+    odds = found.log_odds(torch.linspace(-12, 0, 200), torch.zeros(1))
+    assert (odds.diff() > 0).all()
+
+
+def test_few_purchases_give_a_straight_line() -> None:
+    model, split = planted(20, 40)
+    found = calibrate(model, split, CPU)
+    assert found is not None
+    assert split.validation is not None
+    assert split.validation.positives.nnz < 50
+    assert found.bends == ()
+
+
+def test_a_stretched_calibration_gives_the_same_odds() -> None:
+    logs, activity = torch.linspace(-9, 0, 30, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    same = BENT.stretched(0.7, -1.2).log_odds((logs + 1.2) / 0.7, activity)
+    assert same.tolist() == pytest.approx(BENT.log_odds(logs, activity).tolist())
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -225,7 +288,7 @@ def test_a_calibration_is_saved_and_an_old_model_has_none(fitted: Recommender, t
     assert Recommender.load(tmp_path / "new").calibration == fitted.calibration
     artifact = load_artifact(tmp_path / "new")
     assert fitted.calibration is not None
-    assert artifact.config["audience"] == asdict(fitted.calibration)
+    assert artifact.config["audience"] == json.loads(json.dumps(asdict(fitted.calibration)))
     without = {key: value for key, value in artifact.config.items() if key != "audience"}
     save_artifact(replace(artifact, config=without), tmp_path / "old")
     assert Recommender.load(tmp_path / "old").calibration is None

@@ -39,6 +39,9 @@ PRIOR = 0.01
 """The strength of the prior, which is the uncalibrated softmax. It matters only for a coefficient that the
 cases do not determine, such as that of activity if all users are equally active."""
 STEPS = 100
+MOST_BENDS = 3
+BOUGHT_PER_BEND = 50
+"""The number of purchases in validation for each bend of a calibration, up to `MOST_BENDS`."""
 MOST_COMPARED = 2**20
 """The most pairs of a user and a bundle on which two models are compared."""
 LEAST_AGREEMENT = 0.5
@@ -48,7 +51,10 @@ with those of the old model."""
 
 @dataclass(frozen=True)
 class Calibration:
-    """The logarithm of the odds that a user takes a bundle, as a sum of three terms.
+    """The logarithm of the odds that a user takes a bundle, as a sum of terms.
+
+    The odds grow with the bundle's probability, but not in the same way for likely and for unlikely bundles.
+    So the term of the probability is a line with a few bends.
 
     The meaning of a chance depends on the validation cases. If they hold out one bundle of some users or of
     all, it is the chance that a user takes the bundle next. If they hold out whole bundles, it is the chance
@@ -62,11 +68,29 @@ class Calibration:
     """The factor of the logarithm of 1 + the number of bundles that the user has."""
     threshold: float
     """Chosen so that as many user-bundle pairs are above it as were bought in validation."""
+    bends: tuple[tuple[float, float], ...] = ()
+    """Pairs of a log-probability and how much the factor `fit` changes above it."""
 
     def chances(self, log_probability: Tensor, bundles: Tensor) -> Tensor:
         """The chances [rows, n] from log-probabilities [rows, n] and the users' numbers of bundles [rows]."""
-        activity = self.activity * torch.log1p(bundles.to(log_probability.dtype))
-        return torch.sigmoid(self.intercept + self.fit * log_probability + activity[:, None])
+        activity = torch.log1p(bundles.to(log_probability.dtype))
+        return torch.sigmoid(self.log_odds(log_probability, activity[:, None]))
+
+    def log_odds(self, log_probability: Tensor, activity: Tensor) -> Tensor:
+        """The log-odds. `activity` is the logarithm of 1 + the users' numbers of bundles."""
+        found = self.intercept + self.fit * log_probability + self.activity * activity
+        for place, change in self.bends:
+            found += change * (log_probability - place).clamp_(min=0)
+        return found
+
+    def stretched(self, factor: float, move: float) -> Calibration:
+        """Returns the calibration that gives `x` the odds which this one gives `factor * x + move`."""
+        return replace(
+            self,
+            intercept=self.intercept + self.fit * move,
+            fit=self.fit * factor,
+            bends=tuple(((place - move) / factor, change * factor) for place, change in self.bends),
+        )
 
 
 def chances_of(calibration: Calibration | None, logs: Tensor, histories: Histories) -> Tensor:
@@ -128,11 +152,28 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
     bought = pairs[3] > 0
     if not bought.any():
         return None
-    features = np.stack([np.ones_like(weights), logs, np.log1p(bundles)], axis=1)
-    coefficients = logistic(features, bought, weights, np.array([0.0, 1.0, 0.0]))
+    places = _places_of_bends(logs[bought])
+    while True:
+        above = [np.maximum(logs - place, 0.0) for place in places]
+        features = np.stack([np.ones_like(weights), np.log1p(bundles), logs, *above], axis=1)
+        expected = np.array([0.0, 0.0, 1.0, *(0.0 for _ in places)])
+        coefficients = logistic(features, bought, weights, expected)
+        falling = np.cumsum(coefficients[2:]) <= 0
+        if not places or not falling.any():
+            break
+        # A likelier bundle must not have a lower chance: leave out the bend before or after the falling part.
+        del places[max(0, int(falling.argmax()) - 1)]
     threshold = threshold_of(sigmoid(features @ coefficients), weights, weights[bought].sum())
-    intercept, fit, activity = coefficients.tolist()
-    return Calibration(intercept, fit, activity, threshold)
+    intercept, activity, fit, *changes = coefficients.tolist()
+    return Calibration(intercept, fit, activity, threshold, tuple(zip(places, changes, strict=True)))
+
+
+def _places_of_bends(bought: Numbers) -> list[float]:
+    """Returns the log-probabilities at which the line may bend: quantiles of those of the bundles that were
+    bought, so that there are enough purchases on both sides of each."""
+    count = min(MOST_BENDS, len(bought) // BOUGHT_PER_BEND)
+    shares = np.arange(1, count + 1) / (count + 1)
+    return sorted(set(np.quantile(bought, shares).tolist())) if count else []
 
 
 def carried(
@@ -146,10 +187,10 @@ def carried(
     """Returns the calibration of a model for another model of the same users and bundles, which has no
     validation cases of its own; None if the two models disagree too much about what users like.
 
-    The slope of the log-probability changes, so that the bundles of a user differ as much in their odds as
-    with the old model: one that has learned from more data separates them more, which does not mean that
-    users are that much more predictable. The intercept changes, so that the chances of all users for all
-    bundles that they do not have add up to the same number as with the old model.
+    The log-probabilities are stretched, so that the bundles of a user differ as much in their odds as with
+    the old model: one that has learned from more data separates them more, which does not mean that users
+    are that much more predictable. The intercept changes, so that the chances of all users for all bundles
+    that they do not have add up to the same number as with the old model.
     """
     data = Interactions.of(dataset, device)
     contents, owned = data.bundle_item, data.user_bundle
@@ -174,16 +215,17 @@ def carried(
     old_logs, new_logs, old_apart, new_apart, activity = np.concatenate(parts, axis=1)
     if rank_correlation(old_logs, new_logs) < LEAST_AGREEMENT:
         return None
-    slope = calibration.fit * float(old_apart.std() / max(new_apart.std(), 1e-12))
+    factor = float(old_apart.std() / max(new_apart.std(), 1e-12))
+    moved = calibration.stretched(factor, float(old_logs.mean() - factor * new_logs.mean()))
     before, after = (
-        calibration.intercept + fit * logs + calibration.activity * activity
-        for fit, logs in ((calibration.fit, old_logs), (slope, new_logs))
+        each.log_odds(torch.from_numpy(logs), torch.from_numpy(activity)).numpy()
+        for each, logs in ((calibration, old_logs), (moved, new_logs))
     )
     chances = sigmoid(before)
     shift = _shift(after, float(chances.sum()))
     above = int((chances > calibration.threshold).sum())
     threshold = threshold_of(sigmoid(after + shift), np.ones_like(after), above)
-    return replace(calibration, intercept=calibration.intercept + shift, fit=slope, threshold=threshold)
+    return replace(moved, intercept=moved.intercept + shift, threshold=threshold)
 
 
 def _shift(logits: Numbers, total: float) -> float:
