@@ -138,18 +138,7 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
     """
     if split.validation is None or not len(split.validation) or not can(model, Matcher):
         return None
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            cases = _Cases(model, split, device, seed)
-            if not len(cases.candidates):
-                return None
-            pairs = np.concatenate([cases.pairs(*batch) for batch in cases.user_batches()], axis=1)
-    finally:
-        model.train(was_training)
-    logs, bundles, weights = pairs[:3]
-    bought = pairs[3] > 0
+    logs, bundles, weights, bought = scored_pairs(model, split, device, seed)
     if not bought.any():
         return None
     places = _places_of_bends(logs[bought])
@@ -166,6 +155,23 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
     threshold = threshold_of(sigmoid(features @ coefficients), weights, weights[bought].sum())
     intercept, activity, fit, *changes = coefficients.tolist()
     return Calibration(intercept, fit, activity, threshold, tuple(zip(places, changes, strict=True)))
+
+
+def scored_pairs(
+    model: Model, split: Split, device: torch.device, seed: int = 0
+) -> tuple[Numbers, Numbers, Numbers, npt.NDArray[np.bool_]]:
+    """Returns pairs of a user and a bundle from the validation cases: the log-probabilities, the users'
+    numbers of bundles, how many pairs each one represents, and whether the user bought the bundle."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            cases = _Cases(model, split, device, seed)
+            batches = cases.user_batches() if len(cases.candidates) else ()
+            pairs = np.concatenate([np.zeros((4, 0)), *(cases.pairs(*batch) for batch in batches)], axis=1)
+    finally:
+        model.train(was_training)
+    return pairs[0], pairs[1], pairs[2], pairs[3] > 0
 
 
 def _places_of_bends(bought: Numbers) -> list[float]:
