@@ -112,7 +112,18 @@ def test_postgresql(postgres_url: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", ["youshu/authors/gen", "youshu/bgcn", "steam/authors/mat", "steam/pathak"])
 def test_published_data(data: str, tmp_path: Path) -> None:
     location, model = real_data(data), tmp_path / "model"
-    tiny = ["--set", "embedding_dim=4", "--set", "tasks=matching", "--epochs", "1", "--device", "cpu"]
+    tiny = [
+        "--model",
+        "bundlemage",
+        "--set",
+        "embedding_dim=4",
+        "--set",
+        "tasks=matching",
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+    ]
     trained = run_json("train", location, "-o", model, *tiny)
     row = trained["test"][0]
     assert row["dataset"] == ("steam-partial" if "steam" in data else "youshu")
