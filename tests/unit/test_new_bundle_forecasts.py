@@ -188,6 +188,23 @@ def test_an_interval_has_its_share_of_the_numbers() -> None:
     assert unsure[0] < alone[0] < alone[1] < unsure[1]
 
 
+def test_an_interval_of_an_estimate_mixes_all_possible_means() -> None:
+    random = np.random.default_rng(0)
+    resampled = tuple(zip(random.normal(-2, 0.3, module.RESAMPLES), [0.0] * module.RESAMPLES, strict=True))
+    for dispersion in (0.0, 0.3, 2.0):
+        calibration = module.NewBundleCalibration(
+            100, 1000, levels=(-1.0, 1.0), resampled=resampled, dispersion=dispersion
+        )
+        sums = np.array([[4000.0], [2000.0], [4000.0]]) * random.lognormal(0, 0.1, (1, 50))
+        means = [np.exp(intercept) * sums[1] for intercept, _ in resampled]
+        assert np.size(means) > module.MIXED
+        low, high = interval(np.ravel(means), dispersion)
+        assert calibration.interval(sums) == (
+            pytest.approx(low, rel=0.01, abs=1),
+            pytest.approx(high, rel=0.01, abs=1),
+        )
+
+
 def planted(lifts: Any, rates: Any, users: int = 300, seed: int = 0) -> module._Cases:
     """Bundles that users buy at these rates, and with these lifts for every user."""
     bought = np.random.default_rng([seed, 9]).random((users, np.shape(rates)[-1])) < rates

@@ -41,6 +41,9 @@ SHARE = 0.9
 """The share of new bundles whose number of buyers lies in their interval."""
 RESAMPLES = 40
 """How often the regression is repeated with bundles that are drawn from the held-out ones."""
+MIXED = 100
+"""An interval for more possible means uses this many of them, evenly spaced in their order. That is as good
+and many times as fast."""
 PARTS = 5
 """The held-out bundles are checked in this many parts. A forecast is fitted without the part it is for."""
 MOST_PAIRS = 2**21
@@ -145,8 +148,10 @@ class NewBundleCalibration:
         `sums` has [3], or [3, n] for n values that estimated sums may have. `shares` is the share of the
         buyers to count: one number, or n.
         """
-        means = shares * np.array([_expected(sums, self.levels, *each) for each in self.resampled])
-        low, high = interval(means.ravel(), self.dispersion)
+        means = np.ravel(shares * np.array([_expected(sums, self.levels, *each) for each in self.resampled]))
+        if len(means) > MIXED:
+            means = np.quantile(means, (np.arange(MIXED) + 0.5) / MIXED)
+        low, high = interval(means, self.dispersion)
         most = np.max(sums[0])
         return int(min(low, most)), int(min(high, most))
 
