@@ -535,7 +535,9 @@ class TestChoice:
 
 
 def test_tables_of_repeat_purchases_are_noticed(tmp_path: Any) -> None:
+    """By `train`, and by `data check` and `data ingest`, which read the tables in another way."""
     from bundlemage import read
+    from bundlemage.readers.ingest import ingest
 
     def written(name: str, pairs: list[tuple[int, int]]) -> list[str]:
         folder = tmp_path / name
@@ -545,6 +547,9 @@ def test_tables_of_repeat_purchases_are_noticed(tmp_path: Any) -> None:
             lines = "".join(f"u{one},{key[0]}{other}\n" for one, other in rows)
             (folder / f"{table}.csv").write_text(f"user_id,{key}_id\n{lines}")
         (folder / "bundle_item.csv").write_text("bundle_id,item_id\nb0,i0\nb1,i1\nb2,i2\n")
+        found = [str(problem) for problem in read(folder).warnings]
+        assert [str(problem) for problem in ingest(str(folder)).problems] == found
+        assert [str(problem) for problem in ingest(str(folder), folder / "shards").problems] == found
         return [problem.kind for problem in read(folder).warnings]
 
     once = [(user, item) for user in range(60) for item in range(3)]
