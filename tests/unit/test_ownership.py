@@ -315,6 +315,30 @@ def test_a_parameter_goes_before_the_setting_of_the_shop(model: Recommender) -> 
     model.shop_settings = ShopSettings()
 
 
+def test_one_setting_switches_the_rule_off(model: Recommender, naive: Naive, tmp_path: Any) -> None:
+    """As a shop needs it whose customers buy the same things again."""
+    user, has = "u0001", naive.owned["u0001"]
+    usual, everything = model.design(user, n=3, reasons=False), {"not_owned": False}
+    allowed = model.design(user, n=3, reasons=False, **everything)
+    assert not any(has & set(bundle.ids) for bundle in usual)
+    assert any(has & set(bundle.ids) for bundle in allowed)
+    model.shop_settings = ShopSettings(owned="show", stock="show")
+    try:
+        assert {answer.id for answer in model.recommend(user, ALL)} == {
+            name for name, items in naive.contents.items() if items
+        }
+        assert {answer.id for answer in model.complete(user, (), ALL)} == set(model.dataset.items)
+        assert [each.ids for each in model.design(user, n=3, reasons=False)] == [each.ids for each in allowed]
+        without = model.design(user, n=3, reasons=False, not_owned=True)
+        assert not any(has & set(bundle.ids) for bundle in without)
+        model.campaign(tmp_path / "spring", per_user=ALL, sold_out="show", users=[user])
+        rows = pq.read_table(tmp_path / "spring" / "parts").to_pylist()
+        assert {row["bundle_id"] for row in rows} == {name for name, items in naive.contents.items() if items}
+        assert {0} < {row["missing_items"] for row in rows}
+    finally:
+        model.shop_settings = ShopSettings()
+
+
 def test_a_user_without_a_history_gets_the_best_sellers(model: Recommender) -> None:
     answers = {
         rule: [(answer.id, answer.score) for answer in model.recommend(History(), ALL, owned=rule)]
