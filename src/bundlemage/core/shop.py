@@ -358,10 +358,8 @@ class Shop:
 
     def items_of(self, user: User) -> frozenset[str]:
         """Returns the ids of the items that a user has, alone or in a bundle."""
-        histories, contents = self.encode([user])
-        inside = contents.rows(histories.bundles.values)
-        places = {*histories.items.values.tolist(), *inside.values.tolist()}
-        return frozenset(self.dataset.items[place] for place in places)
+        owned = self.owned([user], *self.encode([user]))
+        return frozenset(map(self.item_name, owned.values.tolist()))
 
     def items_in(self, bundle: int) -> frozenset[str]:
         """Returns the ids of the items of the bundle at a position."""
