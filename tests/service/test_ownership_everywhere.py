@@ -162,10 +162,10 @@ class Answer:
 
     @classmethod
     def of(cls, facts: Any) -> Answer:
-        get = facts.get if isinstance(facts, dict) else lambda name: getattr(facts, name)
-        lists = [get(name) for name in ("owned", "missing", "sold_out")]
-        assert all(len(each) == len(set(each)) for each in lists)
-        return cls(get("id"), *map(set, lists), get("price"), get("to_pay"))
+        get: Any = facts.get if isinstance(facts, dict) else lambda name: getattr(facts, name)
+        owned, missing, sold_out = (get(name) for name in ("owned", "missing", "sold_out"))
+        assert all(len(each) == len(set(each)) for each in (owned, missing, sold_out))
+        return cls(get("id"), set(owned), set(missing), set(sold_out), get("price"), get("to_pay"))
 
 
 def check(tables: Tables, pays: str, owned: set[str], answers: list[Answer], *, show: bool) -> int:

@@ -318,8 +318,8 @@ def test_a_parameter_goes_before_the_setting_of_the_shop(model: Recommender) -> 
 def test_one_setting_switches_the_rule_off(model: Recommender, naive: Naive, tmp_path: Any) -> None:
     """As a shop needs it whose customers buy the same things again."""
     user, has = "u0001", naive.owned["u0001"]
-    usual, everything = model.design(user, n=3, reasons=False), {"not_owned": False}
-    allowed = model.design(user, n=3, reasons=False, **everything)
+    usual = model.design(user, n=3, reasons=False)
+    allowed = model.design(user, n=3, reasons=False, not_owned=False)
     assert not any(has & set(bundle.ids) for bundle in usual)
     assert any(has & set(bundle.ids) for bundle in allowed)
     model.shop_settings = ShopSettings(owned="show", stock="show")

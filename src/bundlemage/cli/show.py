@@ -203,7 +203,8 @@ def _bundle_card(dataset: BundleDataset, answer: RecommendedBundle, new: bool, s
     if len(lines) > 6:
         lines[6:] = [f"  and {len(lines) - 6:,} more"]
     details = ["[bold]new[/]"] if new else []
-    tags, discount = [], None
+    tags: list[str] = []
+    discount: float | None = None
     if dataset.catalogue is not None and not new:
         row = dataset.catalogue.bundles.slice(dataset.bundles.position(answer.id), 1).to_pylist()[0]
         tags, discount = row["tags"] or [], row["discount"]
