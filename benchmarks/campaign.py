@@ -25,7 +25,8 @@ import pyarrow.dataset as ds
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.sample.generate import sample_shop
 
-COLUMNS = ["user_id", "rank", "bundle_id", "chance", "value", "price"]
+FACTS = ["price", "to_pay", "owned_items", "missing_items", "sold_out"]
+COLUMNS = ["user_id", "rank", "bundle_id", "chance", "value", *FACTS]
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from bundlemage.core.answering import (
 )
 from bundlemage.core.filters import Filter
 from bundlemage.core.history import History, Id, NewBundles, User
+from bundlemage.core.ownership import BundleFacts
 from bundlemage.core.ranking import Ranking, record_batches
 from bundlemage.core.segments import Segment, SegmentTest
 from bundlemage.core.shop import Candidates, RecommendedBundle, RecommendedItem, Shop
@@ -189,7 +190,7 @@ class Asker:
             answers
             for batch, ranking in self._rankings(batches, candidates, k, rules)
             for answers in self.shop.recommended_bundles(
-                candidates, ranking, batch.owned, batch.contents, rules.pays
+                candidates, ranking, batch.owned, batch.contents, rules
             )
         ]
 
@@ -242,7 +243,8 @@ class Asker:
         """Returns the k bundles that are most similar to a bundle.
 
         A score is the cosine between the model's vectors of both bundles. The bundle itself is left out. The
-        answer is for nobody in particular, so no item counts as owned.
+        answer is for nobody in particular, so no item counts as owned. The shop's rule for sold-out bundles
+        holds.
         """
         check_whole("k", k, 1)
         place, contents = self.shop.bundle_position(bundle), self.shop.interactions.bundle_item
@@ -253,11 +255,11 @@ class Asker:
         with torch.inference_mode():
             only_this = contents.rows(torch.tensor([place], device=contents.device))
             vector = require(self.model, Embedder).vectors_of_bundles(only_this)
-        candidates = self.shop.bundles(where)
+        candidates = self.shop.bundles(where, stock=self.shop_settings.stock)
         ranking = nearest(self.model, contents, vector, candidates, k, exclude=place)
         nothing = Ragged.from_lists([()], contents.device)
-        pays = self.shop_settings.pays
-        return self.shop.recommended_bundles(candidates, ranking, nothing, contents, pays)[0]
+        rules = self.shop_settings
+        return self.shop.recommended_bundles(candidates, ranking, nothing, contents, rules)[0]
 
     def gate(self, user: User) -> float:
         """Returns the weight of a user's items in the model's vector of the user, 0 to 1. The rest is the
@@ -629,11 +631,14 @@ class Asker:
         stock: StockRule | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """`recommend_all` for users with these ids and histories."""
-        pays, shop = self.shop_settings.pays, self.shop
-        with_facts = (
-            (ranking, shop.lines(ranking, batch.owned, batch.contents).facts(pays))
-            for batch, ranking in self._ranked(histories, k, where, self._rules(owned, stock))
-        )
+        shop, rules = self.shop, self._rules(owned, stock)
+
+        def facts(batch: Batch, ranking: Ranking) -> BundleFacts:
+            rows, _, positions = ranking.answers()
+            return shop.lines(rows, positions, batch.owned, batch.contents).facts(rules)
+
+        ranked = self._ranked(histories, k, where, rules)
+        with_facts = ((ranking, facts(batch, ranking)) for batch, ranking in ranked)
         return record_batches(with_facts, names, shop.bundle_ids)
 
     def rank_bundles(

@@ -192,14 +192,19 @@ def test_filters_hold_and_stay_in_the_address(visit: Visit, service: Service) ->
 
 def test_details_show_every_item_and_lead_to_similar_bundles(visit: Visit, service: Service) -> None:
     page = visit.open("/?user=u0007")
-    opener = page.locator(".card-open").first
-    bundle = service.get("/v1/users/u0007/bundles", k=1)["bundles"][0]["id"]
+    bundles = service.get("/v1/users/u0007/bundles", k=12)["bundles"]
+    place = max(range(12), key=lambda place: len(bundles[place]["owned"]))
+    opener = page.locator(".card-open").nth(place)
+    answer, bundle = bundles[place], bundles[place]["id"]
+    assert answer["owned"]
     opener.click()
     dialog = page.get_by_role("dialog")
     items = [item["title"] for item in service.get(f"/v1/bundles/{bundle}")["items"]]
     shown = dialog.locator(".lines li > span:first-child")
     expect(shown).to_have_count(len(items))
     assert [text.replace("owned", "").strip() for text in shown.all_inner_texts()] == items
+    expect(dialog.locator(".lines .badge", has_text="owned")).to_have_count(len(answer["owned"]))
+    expect(dialog.locator(".price")).to_contain_text(f"{answer['price']:.2f}")
     alike = [each["title"] for each in service.get(f"/v1/bundles/{bundle}/similar", k=4)["bundles"]]
     expect(dialog.locator(".alike button")).to_have_text(alike)
     dialog.locator(".alike button").first.click()

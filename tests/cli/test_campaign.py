@@ -92,7 +92,8 @@ def test_csv_killed_and_resumed(model: Path, tmp_path: Path) -> None:
     assert contents(killed) == contents(whole)
     with (killed / "parts" / "part-00000.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["user_id", "rank", "bundle_id", "chance", "value", "price"]
+    facts = ["price", "to_pay", "owned_items", "missing_items", "sold_out"]
+    assert list(rows[0]) == ["user_id", "rank", "bundle_id", "chance", "value", *facts]
     assert 0 < len(rows) < done["shown"]
     assert 0 < float(rows[0]["chance"]) < 1
 

@@ -352,6 +352,10 @@ class TestOwned:
             for each in asked:
                 if each["owned"]:
                     assert f"you own {len(each['owned'])} of {len(each['owned'] + each['missing'])}" in said
+            box = ("--new-bundle", "box=g0022,g0401", "--sells-like", "box=b0166", "-k", 240)
+            new = {each["id"]: each for each in run_json("recommend", model, "--user", user, *box)["bundles"]}
+            said = run("recommend", model, "--user", user, *box).stdout
+            assert f"{new['box']['price']:.2f}" in said.split("new", 1)[1].split("box", 1)[0]
 
     def test_sold_out_bundles_come_last_or_not_at_all(self, model: Path, tmp_path: Path) -> None:
         found = {}

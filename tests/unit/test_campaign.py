@@ -17,6 +17,7 @@ from benchmarks.campaign import faults, rows_of
 from bundlemage import BundleDataset, Catalogue, Filter, Recommender, SplitPlan
 from bundlemage.campaigns import choice, plan
 from bundlemage.campaigns.settings import CampaignSummary
+from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA
 from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, UnknownIdError
 from bundlemage.wire.shop import ShopSettings
 from tests.small_shop import PLAIN, QUICK, dataset_of, small_shop
@@ -337,7 +338,10 @@ def test_all_formats_say_the_same(shop: Recommender, tmp_path: Path) -> None:
     shop.campaign(tmp_path / "j", part_users=100, format="jsonl", **SETTINGS)
     shop.campaign(tmp_path / "c", part_users=100, format="csv", **SETTINGS)
     table = ds.dataset(tmp_path / "p" / "parts", format="parquet").to_table()
-    assert table.column_names == ["user_id", "rank", "bundle_id", "chance", "value", "price"]
+    assert table.column_names == [
+        *("user_id", "rank", "bundle_id", "chance", "value"),
+        *("price", "to_pay", "owned_items", "missing_items", "sold_out"),
+    ]
     assert table.to_pylist() == rows_of(tmp_path / "j")
     by_csv = ds.dataset(tmp_path / "c" / "parts", format="csv").to_table()
     assert by_csv.cast(table.schema).to_pylist() == table.to_pylist()
@@ -442,11 +446,11 @@ def test_a_limit_needs_a_catalogue(settings: dict[str, Any], message: str, tmp_p
 def test_what_is_not_known_is_left_out_and_counted(tiny: Recommender, tmp_path: Path) -> None:
     data = tiny.dataset
     assert data.catalogue is not None
-    bundles = data.catalogue.bundles
-    prices = [None, *bundles["price"].to_pylist()[1:]]
-    column = bundles.schema.get_field_index("price")
-    bundles = bundles.set_column(column, bundles.schema.field(column), pa.array(prices, pa.float64()))
-    other = fitted(replace(data, catalogue=Catalogue(data.catalogue.items, bundles)))
+    items, bundles = (table.to_pylist() for table in (data.catalogue.items, data.catalogue.bundles))
+    bundles[0]["price"] = None
+    items[data.bundle_item[0].indices[0]]["price"] = None  # else the bundle costs the sum of its items
+    tables = pa.Table.from_pylist(items, ITEM_SCHEMA), pa.Table.from_pylist(bundles, BUNDLE_SCHEMA)
+    other = fitted(replace(data, catalogue=Catalogue(*tables)))
     summary = other.campaign(tmp_path / "c", value="takings", per_user=8)
     assert summary.left_out == 1
     assert data.bundles[0] not in {row["bundle_id"] for row in rows_of(tmp_path / "c")}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,9 +47,16 @@ PRICES = [
     ("missing", None, [None, None], [True, True], None, 0.0),
     ("missing", 0.0, [0.0, 0.0], [True, False], None, 0.0),
     ("missing", 5.0, [0.0, 0.0], [True, False], None, None),
+    ("missing", 10.0, [10.0, 10.0, 10.0], [True, False, True], None, 3.33),
+    ("missing", 10.05, [10.0, 10.0], [True, False], None, 5.03),
+    ("discount", None, [3.33, 7.49], [True, False], 0.15, 6.37),
+    ("whole", None, [3.33, 7.49], [True, False], 0.15, 9.20),
+    ("whole", 19.999, [3.33, 7.49], [True, False], 0.15, 19.999),
     ("discount", 20.0, [10.0, 15.0], [False, False], None, 20.0),
     ("discount", 20.0, [10.0, 15.0], [True, False], None, 12.0),
     ("discount", 20.0, [10.0, 15.0], [True, False], 0.5, 7.5),
+    ("discount", 20.0, [10.0, 15.0], [False, False], 0.5, 20.0),
+    ("discount", 20.0, [10.0, None], [False, False], 0.5, 20.0),
     ("discount", 99.0, [10.0, 15.0], [True, False], None, 15.0),
     ("discount", 20.0, [None, 15.0], [True, False], 0.5, 7.5),
     ("discount", 20.0, [None, 15.0], [True, False], None, None),
@@ -73,13 +81,17 @@ def test_what_a_user_pays(
     whole = array(math.fsum(UNKNOWN if price is None else price for price in items))
     lacking = [price for price, has in zip(items, owned, strict=True) if not has]
     rest = array(math.fsum(UNKNOWN if price is None else price for price in lacking))
-    price = full_price(array(own), whole, array(discount))
+    price = full_price(array(own), whole, array(discount), 2)
     counts = np.array([float(sum(owned))]), np.array([float(len(lacking))])
-    (pay,) = to_pay(pays, price, whole, rest, array(discount), *counts).tolist()
-    assert (None if math.isnan(pay) else pytest.approx(pay)) == expected
+    (pay,) = to_pay(pays, price, whole, rest, array(discount), *counts, 2).tolist()
+    assert (None if math.isnan(pay) else pay) == expected
 
 
 # ── A naive second computation ───────────────────────────────────────────────────────────────────
+
+
+def rounded(amount: float) -> float:
+    return math.floor(amount * 100 + 0.5 + 1e-6) / 100
 
 
 class Naive:
@@ -114,7 +126,7 @@ class Naive:
         row, listed = self.of_bundle.get(bundle, {}), self.list_price(self.contents[bundle])
         if row.get("price") is not None:
             return float(row["price"])
-        return None if listed is None else listed * (1 - (row.get("discount") or 0))
+        return None if listed is None else rounded(listed * (1 - (row.get("discount") or 0)))
 
     def pay(self, pays: str, owned: set[str], bundle: str) -> float | None:
         items, price = self.contents[bundle], self.price(bundle)
@@ -123,17 +135,19 @@ class Naive:
             return price
         if not missing:
             return 0.0
+        if missing == items:
+            return price
         rest = self.list_price(missing)
         if pays == "missing":
-            if missing == items or price == 0:
-                return price
-            return None if price is None or rest is None or not whole else price * rest / whole
+            if price == 0:
+                return 0.0
+            return None if price is None or rest is None or not whole else rounded(price * rest / whole)
         discount = off.get("discount")
         if discount is None:
             if whole is None or price is None:
                 return None
             discount = max(0.0, 1 - price / whole) if whole else 0.0
-        return None if rest is None else rest * (1 - discount)
+        return None if rest is None else rounded(rest * (1 - discount))
 
     def check(self, owned: set[str], answer: RecommendedBundle, pays: str) -> None:
         items = self.contents[answer.id]
@@ -214,6 +228,25 @@ def test_facts_are_those_of_the_tables(
     model.shop_settings = ShopSettings()
 
 
+@pytest.mark.parametrize("pays", ["whole", "missing", "discount"])
+def test_a_campaign_counts_what_users_pay(model: Recommender, naive: Naive, pays: Any, tmp_path: Any) -> None:
+    model.shop_settings = ShopSettings(pays=pays)
+    summary = model.campaign(tmp_path / "spring", value="takings", per_user=8, sold_out="show")
+    model.shop_settings = ShopSettings()
+    rows = pq.read_table(tmp_path / "spring" / "parts").to_pylist()
+    assert len(rows) == summary.shown > 2_000
+    for row in rows:
+        owned, items = naive.owned[row["user_id"]], naive.contents[row["bundle_id"]]
+        assert (row["owned_items"], row["missing_items"]) == (len(items & owned), len(items - owned))
+        assert row["missing_items"]
+        assert row["sold_out"] == any(map(naive.is_sold_out, items))
+        assert row["price"] == naive.price(row["bundle_id"])
+        assert row["to_pay"] == naive.pay(pays, owned, row["bundle_id"])
+        assert row["value"] == pytest.approx(row["chance"] * (row["to_pay"] or 0.0))
+    unknown = any(row["to_pay"] is None for row in rows)
+    assert unknown == (summary.takings is None)
+
+
 def test_items_say_whether_they_are_owned_and_sold_out(model: Recommender, naive: Naive) -> None:
     for user in ("u0001", "u0002", "u0003"):
         answers = model.complete(user, (), ALL, owned="show", stock="show")
@@ -282,6 +315,30 @@ def test_a_parameter_goes_before_the_setting_of_the_shop(model: Recommender) -> 
     model.shop_settings = ShopSettings()
 
 
+def test_one_setting_switches_the_rule_off(model: Recommender, naive: Naive, tmp_path: Any) -> None:
+    """As a shop needs it whose customers buy the same things again."""
+    user, has = "u0001", naive.owned["u0001"]
+    usual = model.design(user, n=3, reasons=False)
+    allowed = model.design(user, n=3, reasons=False, not_owned=False)
+    assert not any(has & set(bundle.ids) for bundle in usual)
+    assert any(has & set(bundle.ids) for bundle in allowed)
+    model.shop_settings = ShopSettings(owned="show", stock="show")
+    try:
+        assert {answer.id for answer in model.recommend(user, ALL)} == {
+            name for name, items in naive.contents.items() if items
+        }
+        assert {answer.id for answer in model.complete(user, (), ALL)} == set(model.dataset.items)
+        assert [each.ids for each in model.design(user, n=3, reasons=False)] == [each.ids for each in allowed]
+        without = model.design(user, n=3, reasons=False, not_owned=True)
+        assert not any(has & set(bundle.ids) for bundle in without)
+        model.campaign(tmp_path / "spring", per_user=ALL, sold_out="show", users=[user])
+        rows = pq.read_table(tmp_path / "spring" / "parts").to_pylist()
+        assert {row["bundle_id"] for row in rows} == {name for name, items in naive.contents.items() if items}
+        assert {0} < {row["missing_items"] for row in rows}
+    finally:
+        model.shop_settings = ShopSettings()
+
+
 def test_a_user_without_a_history_gets_the_best_sellers(model: Recommender) -> None:
     answers = {
         rule: [(answer.id, answer.score) for answer in model.recommend(History(), ALL, owned=rule)]
@@ -302,6 +359,23 @@ def test_a_bundle_without_an_id_counts(model: Recommender, naive: Naive) -> None
     (box,) = [answer for answer in new if answer.id == "box"]
     assert list(box.owned) == inside[:1]
     assert sorted(box.missing) == inside[1:]
+
+
+def test_similar_bundles_follow_the_rule_for_stock(model: Recommender, naive: Naive) -> None:
+    found = {}
+    for rule in ("show", "last", "hide"):
+        model.shop_settings = ShopSettings(stock=rule)
+        found[rule] = model.similar("b0001", ALL)
+    model.shop_settings = ShopSettings()
+    assert [each.score for each in found["show"]] == sorted(
+        (each.score for each in found["show"]), reverse=True
+    )
+    assert any(each.sold_out for each in found["show"][:20])
+    in_order = [each.id for each in sorted(found["show"], key=lambda each: bool(each.sold_out))]
+    assert [each.id for each in found["last"]] == in_order
+    assert [each.id for each in found["hide"]] == [each.id for each in found["show"] if not each.sold_out]
+    scores = {each.id: each.score for each in found["show"]}
+    assert all(each.score == scores[each.id] for each in found["last"])
 
 
 def test_a_shop_without_stock_is_not_changed() -> None:
@@ -535,7 +609,9 @@ class TestChoice:
 
 
 def test_tables_of_repeat_purchases_are_noticed(tmp_path: Any) -> None:
+    """By `train`, and by `data check` and `data ingest`, which read the tables in another way."""
     from bundlemage import read
+    from bundlemage.readers.ingest import ingest
 
     def written(name: str, pairs: list[tuple[int, int]]) -> list[str]:
         folder = tmp_path / name
@@ -545,6 +621,9 @@ def test_tables_of_repeat_purchases_are_noticed(tmp_path: Any) -> None:
             lines = "".join(f"u{one},{key[0]}{other}\n" for one, other in rows)
             (folder / f"{table}.csv").write_text(f"user_id,{key}_id\n{lines}")
         (folder / "bundle_item.csv").write_text("bundle_id,item_id\nb0,i0\nb1,i1\nb2,i2\n")
+        found = [str(problem) for problem in read(folder).warnings]
+        assert [str(problem) for problem in ingest(str(folder)).problems] == found
+        assert [str(problem) for problem in ingest(str(folder), folder / "shards").problems] == found
         return [problem.kind for problem in read(folder).warnings]
 
     once = [(user, item) for user in range(60) for item in range(3)]

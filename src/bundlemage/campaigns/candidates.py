@@ -27,12 +27,12 @@ from bundlemage.models.ragged import Ragged
 
 
 def with_new_bundles(
-    shop: Shop, model: Model, new: Mapping[str, Sequence[str]], prices: Mapping[str, float]
+    shop: Shop, model: Model, new: Mapping[str, Sequence[str]], prices: Mapping[str, float], decimals: int
 ) -> Shop:
     """Returns the shop with more bundles at the end: id → ids of the items. Nobody has bought them yet.
 
-    A bundle that is not in `prices` costs the sum of its items' prices. The model scores the new bundles with
-    the sales of the median bundle, as in a forecast.
+    A bundle that is not in `prices` costs the sum of its items' prices, rounded to `decimals`. The model
+    scores the new bundles with the sales of the median bundle, as in a forecast.
     """
     data, start = shop.dataset, len(shop.dataset.bundles)
     if taken := data.bundles.known(new):
@@ -53,7 +53,7 @@ def with_new_bundles(
     )
     whole = np.array([shop.item_facts(np.array(items))[0].sum() for items in inside])
     own = np.array([prices.get(name, np.nan) for name in new])
-    cost = full_price(own, whole, np.zeros(len(new)))
+    cost = full_price(own, whole, np.zeros(len(new)), decimals)
     with np.errstate(invalid="ignore", divide="ignore"):
         discount = np.where(whole > 0, np.maximum(0.0, 1 - cost / whole), 0.0)
     added = catalogue_table(

@@ -32,7 +32,8 @@ from bundlemage.campaigns.limits import (
 )
 from bundlemage.campaigns.settings import Campaign
 from bundlemage.campaigns.whole import best_showings
-from bundlemage.core.answering import batch_of, rows_at_a_time, slices
+from bundlemage.core.answering import Batch, batch_of, rows_at_a_time, slices
+from bundlemage.core.ownership import BundleFacts
 from bundlemage.core.shop import Shop
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Matcher, Model, require
@@ -74,7 +75,7 @@ class Offer:
     ) -> Offer:
         """Returns the offer of a shop, with the new bundles of the settings."""
         if settings.new_bundles:
-            shop = with_new_bundles(shop, model, settings.new_bundles, settings.new_prices)
+            shop = with_new_bundles(shop, model, settings.new_bundles, settings.new_prices, rules.decimals)
         return cls(settings, model, shop, calibration, rules)
 
     def __init__(
@@ -90,7 +91,7 @@ class Offer:
         self.settings, self.model, self.shop, self.calibration = settings, model, shop, calibration
         self.rules = rules.changed({"owned": settings.owned or rules.owned})
         takings = settings.value == "takings"
-        self.prices = shop.full_prices  # [bundles of the shop], NaN if unknown
+        self.prices = shop.full_prices(rules.decimals)  # [bundles of the shop], NaN if unknown
         if takings and np.isnan(self.prices).all():
             raise ConfigError(
                 "takings are not known, because no bundle has a price: put a column 'price' into the "
@@ -138,6 +139,7 @@ class Offer:
     def scored(self, users: Whole) -> Scored:
         """Returns chances and values for these users. `users` are positions in the shop."""
         shop, parts, unknown = self.shop, [], 0
+        payments: list[Floats] = []
         contents, eligible = shop.interactions.bundle_item, torch.from_numpy(self.eligible).to(shop.device)
         rows = rows_at_a_time(len(shop.dataset.bundles), shop.device)
         with torch.inference_mode():
@@ -157,15 +159,35 @@ class Offer:
                 if demoted is not None:
                     part[demoted.rows, demoted.bundles] *= demoted.shares.to(part.dtype)
                 parts.append(part[:, eligible].cpu())
+                if self.settings.value == "takings":
+                    payments.append(self._payments(batch))
                 unknown += int(nothing.sum())
         chances = torch.cat(parts).numpy().astype(np.float64)  # [users, eligible]
-        values = chances * self.prices[self.eligible] if self.settings.value == "takings" else chances
+        values = chances * np.concatenate(payments) if payments else chances
         unconstrained = float(highest(values, self.settings.per_user).sum())
         if len(self.bundles) < len(self.eligible):
             there = np.searchsorted(self.eligible, self.bundles)
             chances, values = chances[:, there], values[:, there]
         shares = chances if self.settings.reserve == "expected" else None
         return Scored(Block(values, shares), chances, unconstrained, unknown)
+
+    def _payments(self, batch: Batch) -> Floats:
+        """Returns what each user pays for each eligible bundle; 0 if it is unknown because of what the user
+        owns."""  # [users, eligible]
+        paid = np.tile(self.prices, (len(batch.histories), 1))
+        if self.rules.pays != "whole":
+            rows, bundles = batch.goods.partly_owned(batch.owned)
+            lines = self.shop.lines(rows, bundles, batch.owned, batch.contents)
+            paid[rows, bundles] = np.nan_to_num(lines.facts(self.rules).to_pay)
+        return paid[:, self.eligible]
+
+    def facts(self, users: Whole, rows: Whole, bundles: Whole) -> BundleFacts:
+        """Returns what users own of bundles, and what they pay: `users[rows[n]]` of the candidate
+        `bundles[n]`. `users` are positions in the shop."""
+        shop = self.shop
+        contents, who = shop.interactions.bundle_item, torch.from_numpy(users).to(shop.device)
+        owned = shop.owned((), shop.interactions.histories(who), contents)
+        return shop.lines(rows, self.bundles[bundles], owned, contents).facts(self.rules)
 
     def name(self, kind: str, thing: int) -> str:
         """Returns the id of the item or bundle that a limit belongs to, or `all` for the budget."""
@@ -183,7 +205,7 @@ class Offer:
                 with pa.ipc.new_stream(sink, shelf.catalogue.schema) as writer:
                     writer.write_table(shelf.catalogue.combine_chunks())
                 catalogue.update(sink.getvalue())
-        rules = f"{self.rules.owned} {self.rules.mostly_owned}"
+        rules = f"{self.rules.owned} {self.rules.mostly_owned} {self.rules.pays} {self.rules.decimals}"
         model = hashlib.sha256(f"{self.model.name} {self.calibration} {rules}".encode())
         model.update(self.shop.dataset.fingerprint().encode())
         for name, weights in sorted(self.model.state_dict().items()):

@@ -42,6 +42,10 @@ SCHEMA = pa.schema(
         ("chance", pa.float32()),
         ("value", pa.float64()),
         ("price", pa.float64()),
+        ("to_pay", pa.float64()),
+        ("owned_items", pa.int32()),
+        ("missing_items", pa.int32()),
+        ("sold_out", pa.bool_()),
     ]
 )
 SUMMARY = "campaign.json"
@@ -193,7 +197,7 @@ class _Work:
         places, bundles = self._chosen(block, prices, served)
         self.times += np.bincount(bundles, minlength=len(self.times))
         chance, value = scored.chances[places, bundles], block.values[places, bundles]
-        price = self.offer.prices[self.offer.bundles[bundles]]
+        facts = self.offer.facts(users, places, bundles)
         shop = self.offer.shop
         first = np.searchsorted(places, places, side="left")
         rows = pa.table(
@@ -203,7 +207,11 @@ class _Work:
                 shop.bundle_ids.take(pa.array(self.offer.bundles[bundles])),
                 chance.astype(np.float32),
                 value,
-                pa.array(price, from_pandas=True),  # null if it is unknown
+                pa.array(facts.prices, from_pandas=True),  # null if it is unknown
+                pa.array(facts.to_pay, from_pandas=True),
+                facts.owned,
+                facts.missing,
+                facts.sold_out,
             ],
             schema=SCHEMA,
         )
@@ -213,8 +221,8 @@ class _Work:
             "by_popularity": scored.unknown,
             "value": float(value.sum()),
             "sales": float(chance.sum()),
-            "takings": float(np.nansum(chance * price)),
-            "without_price": int(np.isnan(price).sum()),
+            "takings": float(np.nansum(chance * facts.to_pay)),
+            "without_price": int(np.isnan(facts.to_pay).sum()),
             "unconstrained": scored.unconstrained,
             **bounds,
         }

@@ -53,7 +53,7 @@ class Campaign(BaseModel):
     no more is sold than is in stock. expected: the same amounts times the probability of a
     purchase."""
     value: Literal["sales", "takings"] = "sales"
-    """What the campaign maximises: expected sales, or takings (expected sales times price)."""
+    """What the campaign maximises: expected sales, or takings (expected sales times what the user pays)."""
     new_bundles: Annotated[dict[str, list[str]], BeforeValidator(_new_bundles)] = Field(default_factory=dict)
     """Bundles that the shop does not have yet, such as designs, as further candidates: id → ids of the items.
     They are scored with the sales of the median bundle."""
@@ -93,7 +93,7 @@ class CampaignSummary:
     """The total that the campaign maximises: `sales` or `takings`."""
     sales: float
     takings: float | None
-    """None if the price of a shown bundle is unknown."""
+    """The sum of the probabilities times what the users pay. None if that is unknown for a shown bundle."""
     unconstrained: float
     """The value if every user were shown their best bundles, without any limit."""
     bound: float

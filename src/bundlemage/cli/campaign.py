@@ -44,7 +44,8 @@ def campaign(
 ) -> None:
     """Show every user the most valuable bundles, within limits that all users share.
 
-    The files in FOLDER/parts have the columns user_id, rank, bundle_id, chance, value and price.
+    The files in FOLDER/parts have the columns user_id, rank, bundle_id, chance, value, price, to_pay,
+    owned_items, missing_items and sold_out.
     FOLDER/campaign.json holds the summary, with an upper bound on the value of any plan within the limits.
     After an interruption, the same command with --resume continues and writes the same files.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
@@ -188,38 +188,31 @@ def bundle_cards(
     dataset: BundleDataset,
     answers: Sequence[RecommendedBundle],
     shop: ShopSettings,
-    new: Mapping[str, Sequence[str]] | None = None,
+    new: Iterable[str] = (),
 ) -> RenderableType:
-    """Recommended bundles as cards with their items. `new` has the items of bundles outside the data."""
-    cards = [_bundle_card(dataset, answer, (new or {}).get(answer.id), shop) for answer in answers]
-    return Columns(cards, equal=True)
+    """Recommended bundles as cards with their items. `new` are the ids of bundles outside the data."""
+    return Columns([_bundle_card(dataset, answer, answer.id in new, shop) for answer in answers], equal=True)
 
 
-def _bundle_card(
-    dataset: BundleDataset, answer: RecommendedBundle, new: Sequence[str] | None, shop: ShopSettings
-) -> Panel:
-    from bundlemage.data.dataset import row_of
-
-    if new is None:
-        position = dataset.bundles.position(answer.id)
-        items = row_of(dataset.bundle_item, position).tolist()
-    else:
-        items = dataset.items.positions(new).tolist()
-    lines = [f"• {plain(item_name(dataset, item))}" for item in items[:6]]
-    if len(items) > 6:
-        lines.append(f"  and {len(items) - 6:,} more")
-    details = ["[bold]new[/]"] if new is not None else []
-    if dataset.catalogue is not None and new is None:
-        price, discount = (
-            dataset.catalogue.bundles[name][position].as_py() for name in ("price", "discount")
-        )
-        if price is not None:
-            details.append(
-                f"[bold]{money(price, shop)}[/]" + (f"  [green]−{discount:.0%}[/]" if discount else "")
-            )
-        tags = dataset.catalogue.bundles["tags"][position].as_py()
-        if tags:
-            details.append(f"[dim]{plain(', '.join(tags[:3]))}[/]")
+def _bundle_card(dataset: BundleDataset, answer: RecommendedBundle, new: bool, shop: ShopSettings) -> Panel:
+    lines = []
+    for item in (*answer.missing, *answer.owned):  # what the user would get comes first
+        label = plain(item_name(dataset, dataset.items.position(item)))
+        label += " [yellow]owned[/]" * (item in answer.owned)
+        lines.append(f"• {label}" + " [red]sold out[/]" * (item in answer.sold_out))
+    if len(lines) > 6:
+        lines[6:] = [f"  and {len(lines) - 6:,} more"]
+    details = ["[bold]new[/]"] if new else []
+    tags: list[str] = []
+    discount: float | None = None
+    if dataset.catalogue is not None and not new:
+        row = dataset.catalogue.bundles.slice(dataset.bundles.position(answer.id), 1).to_pylist()[0]
+        tags, discount = row["tags"] or [], row["discount"]
+    if answer.price is not None:
+        off = f"  [green]−{discount:.0%}[/]" if discount else ""
+        details.append(f"[bold]{money(answer.price, shop)}[/]{off}")
+    if tags:
+        details.append(f"[dim]{plain(', '.join(tags[:3]))}[/]")
     if answer.owned:
         of = f"you own {len(answer.owned):,} of {len(answer.owned) + len(answer.missing):,}"
         pay = "" if answer.to_pay is None else f", {money(answer.to_pay, shop)} to pay"

@@ -111,11 +111,16 @@ def nearest(
     model: Model, contents: Ragged, vector: Tensor, candidates: Candidates, k: int, exclude: int | None = None
 ) -> Ranking:
     """Returns the k bundles whose vectors have the highest cosine with `vector`, as a ranking with one row.
-    The cosine is the score. The bundle at the position `exclude` is left out."""
+    The cosine is the score. The bundle at the position `exclude` is left out. Sold-out bundles come last if
+    the candidates say so."""
     with torch.inference_mode():
         order = require(model, Embedder).cosines(contents, vector) + candidates.hidden
         if exclude is not None:
             order[exclude] = -torch.inf
-        values, positions = top(order[None], min(k, len(order)), candidates.shares, candidates.ids)
+        places = order
+        if candidates.available is not None:
+            places = torch.where(candidates.available == candidates.hidden, order, order - 3.0)  # below -1
+        _, positions = top(places[None], min(k, len(order)), candidates.shares, candidates.ids)
+        values = order[positions]
     counts = torch.isfinite(values).sum(1)
     return Ranking(positions, values, counts, torch.zeros_like(counts, dtype=torch.bool))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
-from bundlemage.wire.shop import OwnedRule, Pays
+from bundlemage.wire.shop import OwnedRule, Pays, ShopSettings
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -111,6 +111,12 @@ class Goods:
         SciPy does this many times faster than PyTorch does."""  # [rows, bundles]
         return _matrix(owned, self.items) @ self._holders
 
+    def partly_owned(self, owned: Ragged) -> tuple[Whole, Whole]:
+        """Returns the rows and the bundles of all pairs in which the user owns an item of the bundle."""
+        counts = self._counted(owned)
+        rows = np.repeat(np.arange(len(owned)), np.diff(counts.indptr))
+        return rows, counts.indices.astype(np.int64)
+
     def demoted(self, owned: Ragged, rule: OwnedRule, mostly_owned: float) -> Demoted | None:
         """Returns the bundles that the rule demotes or hides for each user; None if it is `show`."""
         if rule == "show":
@@ -156,20 +162,22 @@ class BundleLines:
     prices: Floats  # [answers], the bundles' own prices
     discounts: Floats  # [answers], nan if a bundle has none
 
-    def facts(self, pays: Pays) -> BundleFacts:
+    def facts(self, settings: ShopSettings) -> BundleFacts:
         """Returns the facts of each answer."""
+        pays, decimals = settings.pays, settings.decimals
 
         def sums(values: Any) -> Floats:
             return np.bincount(self.answers, values, minlength=len(self.prices)).astype(np.float64)
 
         owned, missing = sums(self.owned), sums(~self.owned)
         whole, rest = sums(self.item_prices), sums(np.where(self.owned, 0.0, self.item_prices))
-        prices = full_price(self.prices, whole, self.discounts)
+        prices = full_price(self.prices, whole, self.discounts, decimals)
+        pay = to_pay(pays, prices, whole, rest, self.discounts, owned, missing, decimals)
         return BundleFacts(
             owned.astype(np.int32),
             missing.astype(np.int32),
             prices,
-            to_pay(pays, prices, whole, rest, self.discounts, owned, missing),
+            pay,
             sums(self.sold_out) > 0,
         )
 
@@ -187,31 +195,45 @@ class BundleFacts:
     """Whether an item of the bundle is sold out."""
 
 
-def full_price(own: Floats, items: Floats, discount: Floats) -> Floats:
-    """Returns the prices of bundles: their own, or else the sum of their items' prices minus the discount."""
+def full_price(own: Floats, items: Floats, discount: Floats, decimals: int) -> Floats:
+    """Returns the prices of bundles: their own, or else the sum of their items' prices minus the discount,
+    rounded to `decimals`."""
     reduced = items * (1 - np.nan_to_num(discount, nan=0.0))
-    return np.where(np.isnan(own), reduced, own)
+    return np.where(np.isnan(own), _rounded(reduced, decimals), own)
 
 
 def to_pay(
-    pays: Pays, price: Floats, whole: Floats, rest: Floats, discount: Floats, owned: Floats, missing: Floats
+    pays: Pays,
+    price: Floats,
+    whole: Floats,
+    rest: Floats,
+    discount: Floats,
+    owned: Floats,
+    missing: Floats,
+    decimals: int,
 ) -> Floats:
     """Returns what users pay for bundles of which they may own a part; nan if a needed price is unknown.
 
     `whole` and `rest` are the sums of the item prices, of all items and of the missing ones. `owned` and
-    `missing` are the numbers of these items.
+    `missing` are the numbers of these items. What is computed is rounded to `decimals`. Who owns nothing of
+    a bundle pays its price.
     """
     if pays == "whole":
         return price
     with np.errstate(invalid="ignore", divide="ignore"):
         if pays == "missing":
             pay = np.where(price == 0, 0.0, price * rest / whole)
-            pay = np.where(owned == 0, price, pay)
         else:
             off = np.where(whole == 0, 0.0, np.maximum(0.0, 1 - price / whole))
             pay = rest * (1 - np.where(np.isnan(discount), off, discount))
-    pay = np.where(np.isfinite(pay), pay, np.nan)
-    return np.where(missing == 0, 0.0, pay)
+    pay = np.where(np.isfinite(pay), _rounded(pay, decimals), np.nan)
+    return np.where(missing == 0, 0.0, np.where(owned == 0, price, pay))
+
+
+def _rounded(amounts: Floats, decimals: int) -> Floats:
+    """Rounds half up. The small number makes up for 2.675 being slightly less than that as a float."""
+    unit = 10.0**decimals
+    return np.floor(amounts * unit + 0.5 + 1e-6) / unit
 
 
 def known(number: float) -> float | None:

@@ -23,7 +23,7 @@ from bundlemage.data.dataset import BundleDataset, Vocabulary, row_of
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Histories, Interactions, Model, SalesScorer, require
 from bundlemage.models.ragged import Contents, KeptForLast, Ragged
-from bundlemage.wire.shop import Pays, StockRule
+from bundlemage.wire.shop import ShopSettings, StockRule
 
 Answer = TypeVar("Answer", bound="Recommendation")
 FILTERS_KEPT = 64
@@ -271,17 +271,16 @@ class Shop:
         prices[known], discounts[known] = (column[positions[known]] for column in self._bundle_numbers)
         return prices, discounts
 
-    @cached_property
-    def full_prices(self) -> Floats:
-        """The price of each bundle: its own, or else the sum of its items' prices minus its discount; nan if
-        unknown."""  # [bundles]
+    def full_prices(self, decimals: int) -> Floats:
+        """Returns the price of each bundle: its own, or else the sum of its items' prices minus its discount,
+        rounded to `decimals`; nan if unknown."""  # [bundles]
         own, discounts = self._bundle_numbers
         contents = self.dataset.bundle_item
         bundle = np.repeat(np.arange(contents.shape[0]), np.diff(contents.indptr))
         prices = self._item_prices[contents.indices]
         whole = np.bincount(bundle, prices, minlength=contents.shape[0]).astype(np.float64)
         whole[np.diff(contents.indptr) == 0] = np.nan
-        return full_price(own, whole, discounts)
+        return full_price(own, whole, discounts, decimals)
 
     @cached_property
     def _item_prices(self) -> Floats:
@@ -291,17 +290,24 @@ class Shop:
     def _bundle_numbers(self) -> tuple[Floats, Floats]:
         return self.bundle_shelf.numbers("price"), self.bundle_shelf.numbers("discount")
 
-    def lines(self, ranking: Ranking, owned: Ragged, contents: Ragged) -> BundleLines:
-        """Returns the items of each bundle in a ranking. `owned` are the items that each user owns."""
-        goods, (rows, _, positions) = self.goods(contents), ranking.answers()
-        return lines_of(goods, owned, rows, positions, self.item_facts, self.bundle_facts)
+    def lines(self, rows: Whole, bundles: Whole, owned: Ragged, contents: Ragged) -> BundleLines:
+        """Returns the items of bundles: answer n shows `bundles[n]` to the user `rows[n]`. `owned` are the
+        items that each user owns."""
+        goods = self.goods(contents)
+        return lines_of(goods, owned, rows, bundles, self.item_facts, self.bundle_facts)
 
     def recommended_bundles(
-        self, candidates: Candidates, ranking: Ranking, owned: Ragged, contents: Ragged, pays: Pays
+        self,
+        candidates: Candidates,
+        ranking: Ranking,
+        owned: Ragged,
+        contents: Ragged,
+        settings: ShopSettings,
     ) -> list[list[RecommendedBundle]]:
         """Returns the bundles of each row of a ranking, with the facts about what the user owns and pays."""
-        lines = self.lines(ranking, owned, contents)
-        facts, described = lines.facts(pays), candidates.described(ranking)
+        rows, _, positions = ranking.answers()
+        lines = self.lines(rows, positions, owned, contents)
+        facts, described = lines.facts(settings), candidates.described(ranking)
         parts: list[tuple[list[str], list[str], list[str]]] = [([], [], []) for _ in described]
         for answer, item, is_owned, is_sold_out in zip(
             *(each.tolist() for each in (lines.answers, lines.items, lines.owned, lines.sold_out)),
@@ -352,10 +358,8 @@ class Shop:
 
     def items_of(self, user: User) -> frozenset[str]:
         """Returns the ids of the items that a user has, alone or in a bundle."""
-        histories, contents = self.encode([user])
-        inside = contents.rows(histories.bundles.values)
-        places = {*histories.items.values.tolist(), *inside.values.tolist()}
-        return frozenset(self.dataset.items[place] for place in places)
+        owned = self.owned([user], *self.encode([user]))
+        return frozenset(map(self.item_name, owned.values.tolist()))
 
     def items_in(self, bundle: int) -> frozenset[str]:
         """Returns the ids of the items of the bundle at a position."""

@@ -201,7 +201,9 @@ class Rules:
         if shelf.stock_known if request.in_stock is None else request.in_stock:
             rule = self._rule("in_stock", None, "only items in stock")
             self.bans[rule] = ~shelf.in_stock & ~self.mask(self.start)
-        if request.not_owned and len(owned):
+        self.not_owned = settings.owned != "show" if request.not_owned is None else request.not_owned
+        """Whether only items are added that the user does not have."""
+        if self.not_owned and len(owned):
             rule = self._rule("not_owned", None, "only items that the user does not have")
             self.bans[rule] = self.mask(owned) & ~self.mask(self.start)
         self.allowed = self.sold.copy()

@@ -211,7 +211,7 @@ def _better_existing(objective: Objective, rules: Rules, shop: Shop, best: Worth
     facts = shelf.facts(place)
     own, discount = shop.bundle_facts(np.array([place]))
     whole = shop.item_facts(np.array(rules.start + added))[0].sum(keepdims=True)
-    price = float(full_price(own, whole, discount)[0])
+    price = float(full_price(own, whole, discount, rules.settings.decimals)[0])
     return BetterExisting(
         id=shop.dataset.bundles[place],
         title=facts.title,

@@ -77,7 +77,7 @@ class Objective:
         `own_costs` is as in `design`."""
         request, shelf = rules.request, shop.item_shelf
         self.model, self.contents, self.start = require(model, Completer), contents, rules.start
-        self.taking = Taking(model, histories, contents, shop, rules.settings, request.not_owned, tick)
+        self.taking = Taking(model, histories, contents, shop, rules.settings, rules.not_owned, tick)
         self._histories, self._tick, self._rules = histories, tick, rules
         self._matching = request.matching if self.taking.able else 0.0
         self._weight = request.diversity

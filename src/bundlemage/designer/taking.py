@@ -38,7 +38,8 @@ class Taking:
         tick: Callable[[], None] | None = None,
     ) -> None:
         """If there are several users, `not_owned` says whether those who have any item of a bundle do not
-        count. Otherwise only those who have all its items do not count."""
+        count. Otherwise only those who have all its items do not count, and nobody is left out in a shop
+        with `owned=show`."""
         self.model, self.histories, self.contents, self.shop = model, histories, contents, shop
         self.able = can(model, Matcher)
         """Whether the model scores bundles. If not, all methods raise `UnsupportedError`."""
@@ -99,10 +100,11 @@ class Taking:
 
     def _mean(self, logs: Tensor, bundles: Ragged) -> Floats:
         if len(logs) > 1:
-            has = bundles.sum_of(self._owned).T  # [users, bundles]
-            barred = has > 0 if self._not_owned else has == bundles.lengths
-            # Not quite 0, so that a bundle which nobody may get still has a finite value.
-            logs = logs.masked_fill(barred, -100.0)
+            if self._not_owned or self._settings.owned != "show":
+                has = bundles.sum_of(self._owned).T  # [users, bundles]
+                barred = has > 0 if self._not_owned else has == bundles.lengths
+                # Not quite 0, so that a bundle which nobody may get still has a finite value.
+                logs = logs.masked_fill(barred, -100.0)
             logs = logs.logsumexp(0, keepdim=True) - float(np.log(len(logs)))
         means: Floats = logs[0].double().cpu().numpy()
         return means

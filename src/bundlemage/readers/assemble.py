@@ -128,24 +128,23 @@ LEAST_AGAIN, LEAST_REPEATS = 0.05, 20
 """A table has this note if at least this share of its rows, and so many rows, repeat an earlier pair."""
 
 
-def _bought_again(table: TableData, rows: Any, columns: Any, matrix: Any) -> list[Problem]:
+def bought_again(table: str, where: str, rows: int, pairs: int, repeated: int, alike: bool) -> list[Problem]:
     """Returns a note if many rows of a table of purchases repeat an earlier pair, as in a shop whose
-    customers buy the same things again. If all pairs occur equally often, the table is only a copy of itself.
+    customers buy the same things again.
+
+    `pairs` is the number of different pairs, and `repeated` the number of those that occur more than once.
+    `alike`: all pairs occur equally often. Then the table is only a copy of itself.
     """
-    repeats = len(rows) - matrix.nnz
-    if repeats < max(LEAST_REPEATS, LEAST_AGAIN * len(rows)):
+    repeats = rows - pairs
+    if alike or repeats < max(LEAST_REPEATS, LEAST_AGAIN * rows):
         return []
-    times = np.unique(rows.astype(np.int64) * matrix.shape[1] + columns, return_counts=True)[1]
-    if times.min() == times.max():
-        return []
-    what = "item" if "item_id" in table.columns else "bundle"
-    article, pairs = "an" if what == "item" else "a", int((times > 1).sum())
+    what = "an item" if table == "user_item" else "a bundle"
     message = (
-        f"{repeats:,} of {len(rows):,} rows repeat an earlier pair of a user and {article} {what} "
-        f"({pairs:,} pairs; each counts once), so customers seem to buy the same things again"
+        f"{repeats:,} of {rows:,} rows repeat an earlier pair of a user and {what} "
+        f"({repeated:,} pairs; each counts once), so customers seem to buy the same things again"
     )
     fix = "If they do, train with --shop owned=show: then nothing is left out because a user owns it"
-    return [Problem(BOUGHT_AGAIN, table.where, message, fix, severity="note")]
+    return [Problem(BOUGHT_AGAIN, where, message, fix, severity="note")]
 
 
 def _dataset(tables: Mapping[str, TableData], name: str) -> tuple[BundleDataset, list[Problem]]:
@@ -165,7 +164,10 @@ def _dataset(tables: Mapping[str, TableData], name: str) -> tuple[BundleDataset,
         column_positions = vocabularies[column_key].positions(columns.values)[columns.codes]
         matrices[table] = binary_matrix(row_positions, column_positions, shape)
         if row_key == "user_id":
-            again += _bought_again(tables[table], row_positions, column_positions, matrices[table])
+            keys = row_positions.astype(np.int64) * shape[1] + column_positions
+            times = np.unique(keys, return_counts=True)[1]
+            repeated, alike = int((times > 1).sum()), len(np.unique(times)) < 2
+            again += bought_again(table, tables[table].where, len(keys), len(times), repeated, alike)
     catalogue_tables: dict[str, pa.Table] = {}
     for table, schema in CATALOGUE_SCHEMAS.items():
         vocabulary = vocabularies[schema.names[0]]

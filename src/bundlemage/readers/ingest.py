@@ -38,7 +38,7 @@ from bundlemage.data.shards import (
 from bundlemage.errors import BundleMageError, DataError, Problem, worst_first
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers import load
-from bundlemage.readers.assemble import CROSSINGS, TableData, unknown_id
+from bundlemage.readers.assemble import CROSSINGS, TableData, bought_again, unknown_id
 from bundlemage.readers.columns import CATALOGUE_SCHEMAS, TABLES, Columns
 from bundlemage.readers.files import batches, locator, read_table, same_fault_once
 from bundlemage.readers.places import Place, TableFiles, find, place
@@ -194,6 +194,13 @@ class _Tables:
                 if count:
                     place, known = self._locate[table](row), self._files[other].where
                     problems.append(unknown_id(column, value, count - 1, place, known))
+        for table in ("user_item", "user_bundle"):
+            self._progress("looking for repeated purchases", 0, 0)
+            rows, pairs, repeated, alike = self._row(
+                "SELECT sum(times)::BIGINT, count(*), count_if(times > 1)::BIGINT, min(times) = max(times) "
+                f"FROM (SELECT count(*) AS times FROM {table} GROUP BY {', '.join(TABLES[table])})"
+            )
+            problems += bought_again(table, self._files[table].where, rows, pairs, repeated, alike)
         return problems
 
     def _load_pairs(self, table: str, files: TableFiles) -> list[Problem]:

@@ -181,8 +181,9 @@ class DesignRequest(Body):
     """Tags that at most one item of a bundle may have. "brand:*" means all tags that begin with "brand:"."""
     in_stock: Flag | None = None
     """Whether to add only items in stock. The default is yes if the catalogue has stock numbers."""
-    not_owned: Flag = True
-    """Whether to add only items that the user does not have."""
+    not_owned: Flag | None = None
+    """Whether to add only items that the user does not have. The default is yes, and no in a shop whose rule
+    for what users own is `show`."""
     discount: Discount = 0.0
     """Discount on the sum of the items' prices, as a fraction: 0.2 is 20% off."""
     matching: Weight = 8.0

@@ -94,7 +94,7 @@ export function constraintPanel({ place, shopData }) {
     ),
   );
   const inStock = h("input", { id: "design-in-stock", type: "checkbox", checked: true });
-  const notOwned = h("input", { id: "design-not-owned", type: "checkbox", checked: true });
+  const notOwned = h("input", { id: "design-not-owned", type: "checkbox", checked: !shopData.boughtAgain });
   const notOwnedField = h("label", { class: "check" }, notOwned, "Only items they do not have");
   const kept = new Map();
   const never = new Map();

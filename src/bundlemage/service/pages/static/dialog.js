@@ -3,7 +3,7 @@
 import { api, Newest } from "./api.js";
 import { priceLine, scoreWords } from "./cards.js";
 import { byId, count, h, plural, titleOf } from "./dom.js";
-import { facts, ownedOf, remember, unseen } from "./facts.js";
+import { facts, idsIn, remember, unseen } from "./facts.js";
 import { problemBox } from "./frame.js";
 import { picture } from "./images.js";
 import { priceBeside } from "./money.js";
@@ -54,7 +54,8 @@ export async function openBundle(bundle, options) {
     );
     if (!items) return;
     remember(items);
-    const ownedIds = new Set(ownedOf(full, owned).map((item) => item.id));
+    // Similar bundles are an answer for nobody in particular, which does not know what the user owns.
+    const ownedIds = bundle.alike ? idsIn(owned) : new Set(bundle.owned);
     const has = owned.bundles.some((each) => each.id === bundle.id);
     const why = facts(full, owned);
     const own = reasons(bundle.id);
@@ -62,7 +63,7 @@ export async function openBundle(bundle, options) {
       h(
         "div",
         { class: "dialog-buy" },
-        priceLine({ ...full, owned: bundle.owned, to_pay: bundle.to_pay }, prices),
+        priceLine({ ...bundle, items: full.items }, prices),
         has
           ? h("p", { class: "fine" }, "Already in this history")
           : onBuy
@@ -116,6 +117,7 @@ export async function openBundle(bundle, options) {
                 {},
                 titleOf(item),
                 ownedIds.has(item.id) ? h("span", { class: "badge" }, "owned") : null,
+                bundle.sold_out.includes(item.id) ? h("span", { class: "badge" }, "sold out") : null,
               ),
               priceBeside(item, full.items),
             ),

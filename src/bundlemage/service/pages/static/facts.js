@@ -26,14 +26,11 @@ function tagCounts(things) {
   return counts;
 }
 
-/** The items of a bundle that the user already has, bought separately or in another bundle. */
-export function ownedOf(bundle, owned) {
-  const inBundles = owned.bundles
-    .filter((other) => other.id !== bundle.id)
-    .flatMap((other) => other.items ?? []);
-  const ownedIds = new Set([...owned.items, ...inBundles].map((item) => item.id));
-  return (bundle.items ?? []).filter((item) => ownedIds.has(item.id));
-}
+/** The ids of all items in a history, bought alone or in a bundle. */
+export const idsIn = (owned) =>
+  new Set(
+    [...owned.items, ...owned.bundles.flatMap((bundle) => bundle.items ?? [])].map((item) => item.id),
+  );
 
 /** The sum of the items' prices; null if an item has no price. */
 export function apart(bundle) {

@@ -226,9 +226,9 @@ async function bought(bundle) {
       [{ user_id: state.user, bundle_id: bundle.id, ...(requestId ? { request_id: requestId } : {}) }],
       randomKey(),
     );
-    state.bundles = [...state.bundles, await api.bundle(bundle.id)];
-  } else {
-    state.bundles = [...state.bundles, bundle];
+  }
+  state.bundles = [...state.bundles, await api.bundle(bundle.id)]; // an answer may lack its items
+  if (!state.user) {
     byId("mode-visitor").checked = true; // a buyer without an id is a new visitor
     showMode();
     address();

@@ -15,6 +15,7 @@ export async function loadShopData() {
   writePricesAs(published.shop);
   const prices = items.items.filter(hasPrice).map((item) => item.price);
   return {
+    boughtAgain: published.shop.owned === "show", // whether users may buy what they own
     tags, // {items, bundles}, each may be empty
     bundlePrices: bundles.bundles.some(hasPrice),
     itemPrices: prices.length > 0,
