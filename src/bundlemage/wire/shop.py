@@ -37,11 +37,17 @@ def _checked_currency(code: str) -> str:
 
 
 def _checked_locale(name: str) -> str:
-    from babel import Locale, UnknownLocaleError
+    from babel import Locale, UnknownLocaleError, parse_locale
+    from babel.core import get_locale_identifier
     from babel.localedata import locale_identifiers
 
+    # As browsers and the catalogues of messages know it: de_DE, and neither de_de nor de_DE.UTF-8.
     name = name.replace("-", "_")
     try:
+        language, region, script, variant, *modifier = parse_locale(name)
+        if modifier or language == "root":
+            raise ValueError
+        name = get_locale_identifier((language, region, script, variant))
         Locale.parse(name)
     except (UnknownLocaleError, ValueError):
         hint = _hint(name, locale_identifiers())
