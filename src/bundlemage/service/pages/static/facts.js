@@ -26,12 +26,16 @@ function tagCounts(things) {
   return counts;
 }
 
+/** All items of a history, bought separately or in a bundle, each once. */
+function itemsOf({ items, bundles }) {
+  const all = [...items, ...bundles.flatMap((bundle) => bundle.items ?? [])];
+  return [...new Map(all.map((item) => [item.id, item])).values()];
+}
+
 /** The items of a bundle that the user already has, bought separately or in another bundle. */
-export function ownedOf(bundle, owned) {
-  const inBundles = owned.bundles
-    .filter((other) => other.id !== bundle.id)
-    .flatMap((other) => other.items ?? []);
-  const ownedIds = new Set([...owned.items, ...inBundles].map((item) => item.id));
+export function ownedOf(bundle, { items, bundles }) {
+  const others = bundles.filter((other) => other.id !== bundle.id);
+  const ownedIds = new Set(itemsOf({ items, bundles: others }).map((item) => item.id));
   return (bundle.items ?? []).filter((item) => ownedIds.has(item.id));
 }
 
@@ -52,7 +56,8 @@ export function before(bundle) {
 }
 
 function sharedTag(bundle, owned) {
-  const inHistory = tagCounts(owned.items);
+  const items = itemsOf(owned);
+  const inHistory = tagCounts(items);
   const parts = bundle.items ?? [];
   const inBundle = tagCounts(parts);
   const complete = parts.length > 0 && parts.every(tagsOf);
@@ -67,7 +72,7 @@ function sharedTag(bundle, owned) {
     .sort((one, other) => weight(other) - weight(one))[0];
   if (!best) return null;
   const have = inHistory.get(best);
-  const all = plural(owned.items.length, "item");
+  const all = plural(items.length, "item");
   const subject = `${count(have)} of your ${all} ${have === 1 ? "is" : "are"} ${best}`;
   if (!complete) return `${subject}, like this bundle`;
   const same = inBundle.get(best);
