@@ -61,7 +61,7 @@ class Tables:
         wrong = [self._fault(each, bundle, item, partial) for each in told.evidence]
         wrong += [self._repeated(*told.evidence)] if len(told.evidence) == 2 else []
         named = [self.inside(each.id) for each in told.evidence if each.code == "has_bundle" and each.id]
-        wrong += [self._unrelated(told.evidence, {item} if item else self.inside(bundle or ""))]
+        wrong += [self._unrelated(told, {item} if item else self.inside(bundle or ""))]
         if any(each.code == "owns_part" for each in told.evidence) and bundle:
             both = self.owned & self.inside(bundle)
             wrong += [f"{told.words!r} counts what a bundle has" for items in named if both <= items]
@@ -105,9 +105,13 @@ class Tables:
         counts = Counter(tag for item in items for tag in self.tags[item])
         return {tag for tag, count in counts.items() if 2 * count >= len(items)}
 
-    def _unrelated(self, evidence: tuple[Evidence, ...], answer: set[str]) -> str:
-        """An item or bundle that has nothing to do with the answer is the whole reason, or not given."""
-        for each in evidence if len(evidence) > 1 else ():
+    def _unrelated(self, told: Explanation, answer: set[str]) -> str:
+        """An item or bundle that has nothing to do with the answer is named only if the history as a whole
+        speaks for the answer, and there is no other reason."""
+        history = numbers(told).history
+        if len(told.evidence) == 1 and history is not None and history >= 0.05:
+            return ""
+        for each in told.evidence:
             if each.id is None or each.code == "owns_part":
                 continue
             items = self.inside(each.id) if each.code == "has_bundle" else {each.id}

@@ -95,10 +95,8 @@ class Facts:
             is_large = (part.count or 0) >= IN_LARGE_PART * (part.of or 1)
             if is_large and not self._is_from(found, answer):
                 found.append(part)
-        if not found:
-            found = self._named(answer, close[:1])
         if not found and is_personal:
-            found = [Evidence(code="whole_history")]
+            found = self._named(answer, close[:1]) or [Evidence(code="whole_history")]
         sales = self._sales(answer)
         if not found and answer.fit > 0 and sales[answer.place] > sales.mean():
             found = [self._popular(answer)]
