@@ -278,8 +278,14 @@ BROKEN: dict[str, Broken] = {
     "a price in words": Broken(
         with_files(items_csv=ITEMS.replace("5,0", "$5,0")),
         "bad-number",
-        "items.csv:3: 'price' is '$5'; expected a number, 0 or more. Write it without a currency sign, "
-        "with a point for the decimals; leave it empty if it is not known",
+        "items.csv:3: 'price' is '$5'; expected a number from 0 to 1,000,000,000,000. Write it without a "
+        "currency sign, with a point for the decimals; leave it empty if it is not known",
+    ),
+    "a price that no currency has": Broken(
+        with_files(items_csv=ITEMS.replace("5,0", "1e30,0")),
+        "bad-number",
+        "items.csv:3: 'price' is '1e30'; expected a number from 0 to 1,000,000,000,000. Write it without a "
+        "currency sign, with a point for the decimals; leave it empty if it is not known",
     ),
     "half a thing in stock": Broken(
         with_files(items_csv=ITEMS.replace("9.99,3", "9.99,2.5")),
@@ -367,8 +373,8 @@ BROKEN: dict[str, Broken] = {
     "a cost that is no number": Broken(
         with_files(items_csv="item_id,cost\ni1,1\ni2,-2\ni3,3\n"),
         "bad-number",
-        "items.csv:3: 'cost' is '-2'; expected a number, 0 or more. Write it without a currency sign, with a "
-        "point for the decimals; leave it empty if it is not known",
+        "items.csv:3: 'cost' is '-2'; expected a number from 0 to 1,000,000,000,000. Write it without a "
+        "currency sign, with a point for the decimals; leave it empty if it is not known",
     ),
     "an image that runs code": Broken(
         with_files(items_csv="item_id,image\ni1,/a.png\ni2,javascript:alert(1)\ni3,//evil.example/a.png\n"),

@@ -82,7 +82,9 @@ def test_buying_changes_the_recommendations_at_once(visit: Visit, service: Servi
 
 def true_facts(bundle: dict[str, Any], history: dict[str, Any], contents: dict[str, Any]) -> set[str]:
     """Every sentence that may stand on a card, counted here from the service's data alone."""
-    items, bundles = history["items"], history["bundles"]
+    bundles = history["bundles"]
+    inside = [part for other in bundles for part in other["items"]]
+    items = list({item["id"]: item for item in [*history["items"], *inside]}.values())
     parts = [part["id"] for part in contents["items"]]
     facts = set()
     for tag in {tag for item in items for tag in item["tags"]}:
@@ -98,11 +100,16 @@ def true_facts(bundle: dict[str, Any], history: dict[str, Any], contents: dict[s
     return facts
 
 
-def test_what_a_card_says_of_the_user_is_true(visit: Visit, service: Service) -> None:
-    said = 0
+def test_what_a_card_says_without_reasons_is_true(visit: Visit, service: Service) -> None:
+    """It counts items as the model's reasons do, which replace it: alone or in a bundle."""
+    said, visit.refusals = 0, 2
+    refusal = {"title": "Not with this model", "status": 409, "detail": "no reasons"}
+    visit.page.route("**/v1/explain", lambda route: route.fulfill(status=409, json=refusal))
     for user in ("u0007", "u0013"):
         page = visit.open(f"/?user={user}")
+        expect(page.locator("#reasons-note")).to_contain_text("This model gives no reasons.")
         expect(page.locator(".card[data-bundle]")).to_have_count(12)
+        expect(page.locator(".reasons-slot")).to_have_count(0)
         history = service.get(f"/v1/users/{user}")
         for bundle in service.get(f"/v1/users/{user}/bundles", k=12)["bundles"]:
             true = true_facts(bundle, history, service.get(f"/v1/bundles/{bundle['id']}"))

@@ -232,3 +232,14 @@ def test_a_setting_of_the_shop_is_checked_before_data_is_read(tmp_path: Path) ->
     assert "'currency' is 'EUT'; there is no such currency" in " ".join(told.stderr.split())
     told = run("serve", tmp_path / "nothing", "--shop", "EUR", code=2)
     assert "--shop 'EUR': write it as NAME=VALUE" in " ".join(told.stderr.split())
+
+
+def test_a_service_does_not_start_with_a_wrong_catalogue_of_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "fr" / "LC_MESSAGES" / "messages.po"
+    file.parent.mkdir(parents=True)
+    file.write_text('msgid "Because %(reason)s."\nmsgstr "Car %(raison)s."\n')
+    monkeypatch.setenv("BUNDLEMAGE_MESSAGES", str(tmp_path))
+    told = run("serve", tmp_path / "nothing", "--port", 0, code=2)
+    assert "unknown named placeholder 'raison'" in " ".join(told.stderr.split())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bundlemage import ImpossibleDesignError, Recommender
 from bundlemage.data.splits import SplitPlan
 from bundlemage.designer.constraints import UNITS, price_of, to_pay
+from bundlemage.errors import ConfigError
 from bundlemage.wire.money import final_price, price_text
 from bundlemage.wire.shop import ShopSettings
 from tests.cli.run import run, run_json
@@ -45,8 +46,34 @@ def test_each_country_writes_prices_in_its_own_way(locale: str, currency: str, t
     assert price_text(1_234_567.5, ShopSettings(locale=locale, currency=currency)) == text
 
 
-def test_without_a_currency_a_price_is_a_plain_number() -> None:
-    assert price_text(1234.5, ShopSettings(locale="de_DE")) == "1,234.50"
+@pytest.mark.parametrize(
+    ("locale", "text"),
+    [
+        ("en", "1,234,567.50"),
+        ("en_US", "1,234,567.50"),
+        ("de_DE", "1.234.567,50"),
+        ("fr_FR", "1\u202f234\u202f567,50"),
+        ("hi_IN", "12,34,567.50"),
+        ("ja_JP", "1,234,567.50"),
+        ("fa_IR", "1,234,567.50"),
+    ],
+)
+def test_without_a_currency_a_price_is_a_number_with_two_decimals(locale: str, text: str) -> None:
+    assert price_text(1_234_567.5, ShopSettings(locale=locale)) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "locale"),
+    [("de-at", "de_AT"), ("DE_de", "de_DE"), ("de_DE.UTF-8", "de_DE"), ("zh_hant_tw", "zh_Hant_TW")],
+)
+def test_a_locale_has_the_name_that_browsers_know(given: str, locale: str) -> None:
+    assert ShopSettings(locale=given).locale == locale
+
+
+@pytest.mark.parametrize("name", ["xx", "root", "C", "de_DE@euro", "de_", ""])
+def test_a_locale_that_browsers_do_not_know_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="there is no such locale"):
+        ShopSettings.of({"locale": name})
 
 
 def test_half_a_cent_is_rounded_up_as_browsers_do() -> None:

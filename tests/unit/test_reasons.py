@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -59,6 +61,7 @@ class Tables:
         wrong = [self._fault(each, bundle, item, partial) for each in told.evidence]
         wrong += [self._repeated(*told.evidence)] if len(told.evidence) == 2 else []
         named = [self.inside(each.id) for each in told.evidence if each.code == "has_bundle" and each.id]
+        wrong += [self._unrelated(told, {item} if item else self.inside(bundle or ""))]
         if any(each.code == "owns_part" for each in told.evidence) and bundle:
             both = self.owned & self.inside(bundle)
             wrong += [f"{told.words!r} counts what a bundle has" for items in named if both <= items]
@@ -88,6 +91,8 @@ class Tables:
                 is_true &= share >= 0.5 and count / len(self.owned) >= 1.5 * everywhere
             case "has_this":
                 is_true = bundle in self.bundles or item in self.owned
+            case "whole_history":
+                is_true = bool(self.owned)
             case "popular":
                 sold = data.user_bundle if bundle else data.user_item
                 ids = data.bundles if bundle else data.items
@@ -95,6 +100,25 @@ class Tables:
             case _:
                 is_true = True
         return "" if is_true else f"{fact} is not true"
+
+    def _main_tags(self, items: set[str]) -> set[str]:
+        counts = Counter(tag for item in items for tag in self.tags[item])
+        return {tag for tag, count in counts.items() if 2 * count >= len(items)}
+
+    def _unrelated(self, told: Explanation, answer: set[str]) -> str:
+        """An item or bundle that has nothing to do with the answer is named only if the history as a whole
+        speaks for the answer, and there is no other reason."""
+        history = numbers(told).history
+        if len(told.evidence) == 1 and history is not None and history >= 0.05:
+            return ""
+        for each in told.evidence:
+            if each.id is None or each.code == "owns_part":
+                continue
+            items = self.inside(each.id) if each.code == "has_bundle" else {each.id}
+            tags, of_answer = self._main_tags(items), self._main_tags(answer)
+            if not items & answer and tags and of_answer and not tags & of_answer:
+                return f"{each} has nothing to do with the answer"
+        return ""
 
     def _repeated(self, one: Evidence, other: Evidence) -> str:
         def content(fact: Evidence) -> set[str]:
@@ -189,6 +213,33 @@ class TestEvidence:
             words |= {each.words for each in told if each.evidence[0].code == "has_this"}
         assert words == {"Because you already have it."}
 
+    def test_a_bundle_that_another_one_contains_is_owned_already(self, model: Recommender) -> None:
+        data = model.dataset
+        inside = [row(data.bundle_item, place) for place in range(len(data.bundles))]
+        small, large = next(
+            (one, other)
+            for one, items in enumerate(inside)
+            for other, more in enumerate(inside)
+            if items < more
+        )
+        visitor = History(items=["g0022"], bundles=[data.bundles[large]])
+        told = model.explain(visitor, bundle=data.bundles[small])
+        assert told.words == "Because you have everything in this bundle."
+        item = data.items[min(inside[small])]
+        assert model.explain(visitor, item=item).words == "Because you already have it."
+
+    def test_designed_items_are_not_each_others_reason(self, model: Recommender) -> None:
+        """What "the bundle already has" stands before the item, and the first item fits the user."""
+        wrong = []
+        for user in model.dataset.users.ids[::80]:
+            for design in model.design(user, n=2):
+                for place, item in enumerate(design.items):
+                    assert item.why is not None
+                    partial = design.ids[:place]
+                    wrong += Tables(model, user).faults(item.why, None, item.id, partial)
+                    wrong += wording_faults(item.why)
+        assert not wrong, "\n".join(wrong)
+
     def test_the_model_decides_what_is_named_first(self, model: Recommender) -> None:
         best = model.recommend("u0007", 1)[0].id
         told = model.explain("u0007", bundle=best)
@@ -273,6 +324,11 @@ class TestSentences:
                 "Weil Sie „Tides“ aus diesem Bundle haben.",
             ),
             (
+                (fact("owns_part", count=2, of=7), fact("has_item", id="g2", title="House of Mirrors")),
+                "Because you have 2 of the 7 items in this bundle, and House of Mirrors.",
+                "Weil Sie 2 der 7 Artikel dieses Bundles und „House of Mirrors“ haben.",
+            ),
+            (
                 (fact("popular", count=1),),
                 "Because 1 customer has bought it.",
                 "Weil 1 Kunde es gekauft hat.",
@@ -284,7 +340,7 @@ class TestSentences:
             ),
             (
                 (fact("tag_share", tag="Horror", count=3, of=3),),
-                "Because all your 3 items are tagged Horror.",
+                "Because all 3 of your items are tagged Horror.",
                 "Weil alle Ihre 3 Artikel das Schlagwort „Horror“ haben.",
             ),
             ((fact("nothing"),), "No single reason stands out.", "Kein einzelner Grund sticht hervor."),
@@ -313,12 +369,29 @@ class TestSentences:
             ('"Quoted"', "Quoted."),
             ("Acme Inc.", "Acme Inc."),
             ("100% wool %(what)s", "100% wool %(what)s."),
-            ("x" * 500, "x" * (LONGEST_TITLE - 1) + "…."),
+            ("x" * 500, "x" * (LONGEST_TITLE - 1) + "…"),
+            ("Who's There?", "Who's There?"),
+            ("Overcooked!", "Overcooked!"),
+            (" \n", "item 1."),
         ],
         ids=lambda text: text[:20],
     )
     def test_odd_titles(self, title: str, shown: str) -> None:
         assert Sentences("en").of((fact("has_item", id="1", title=title),)) == f"Because you have {shown}"
+
+    @pytest.mark.parametrize(
+        ("tag", "shown"),
+        [
+            ("brand:Acme", "Acme"),
+            ("brand:Acme:Pro", "Acme:Pro"),
+            ("Star Wars: Rebels", "Star Wars: Rebels"),
+            ("size:40", "size:40"),
+            ("brand:", "brand:"),
+        ],
+    )
+    def test_the_kind_of_a_tag_is_left_out(self, tag: str, shown: str) -> None:
+        told = Sentences("en").of((fact("tag_share", tag=tag, count=3, of=5),))
+        assert told == f"Because 3 of your 5 items are tagged {shown}."
 
     def test_the_language_is_that_of_the_shop(self, model: Recommender) -> None:
         assert Sentences(None, locale="de_AT").language == "de"
@@ -377,13 +450,45 @@ class TestCatalogues:
         assert Sentences("en").of((TAG,)).startswith("We chose it because 10 of your")
         assert Sentences("de").of((TAG,)).startswith("Weil 10 Ihrer")
 
+    def test_a_catalogue_without_a_header_has_the_plurals_of_its_language(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "pl" / "LC_MESSAGES" / "messages.po"
+        file.parent.mkdir(parents=True)
+        forms = "\n".join(f'msgstr[{number}] "%(count)s {"abc"[number]}"' for number in range(3))
+        texts = 'msgid "%(count)s customer has bought it"\nmsgid_plural "%(count)s customers have bought it"'
+        file.write_bytes(BOM_UTF8 + f"{texts}\n{forms}\n".encode())
+        monkeypatch.setenv(VARIABLE, str(tmp_path))
+        told = [Sentences("pl").of((fact("popular", count=count),)) for count in (1, 3, 5, 22)]
+        assert told == ["Because 1 a.", "Because 3 b.", "Because 5 c.", "Because 22 b."]
+
+    @pytest.mark.parametrize(
+        ("language", "text", "told"),
+        [
+            ("fr", 'msgid ""\nmsgstr "Content-Type: text/plain; charset=foo\\n"', "unknown encoding: foo"),
+            ("fr", 'msgid ""\nmsgstr "Plural-Forms: nplurals=2; plural=f(n);\\n"', "plural form"),
+            ("fr", "not a catalogue", "cannot be read as a catalogue"),
+            ("tlh", 'msgid "you already have it"\nmsgstr "nuq"', "folder 'tlh', which is no language"),
+            ("my words", 'msgid "you already have it"\nmsgstr "x"', "which is no language"),
+        ],
+    )
+    def test_a_catalogue_that_cannot_be_used_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: str, text: str, told: str
+    ) -> None:
+        file = tmp_path / language / "LC_MESSAGES" / "messages.po"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{text}\n", "utf-8")
+        monkeypatch.setenv(VARIABLE, str(tmp_path))
+        with pytest.raises(ConfigError, match=told):
+            Sentences(language)
+
     def test_a_wrong_catalogue_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        file = tmp_path / "xx" / "LC_MESSAGES" / "messages.po"
+        file = tmp_path / "it" / "LC_MESSAGES" / "messages.po"
         file.parent.mkdir(parents=True)
         file.write_text('#, python-format\nmsgid "Because %(reason)s."\nmsgstr "%(raison)s"\n', "utf-8")
         monkeypatch.setenv(VARIABLE, str(tmp_path))
         with pytest.raises(ConfigError, match=r"messages\.po, line 2"):
-            Sentences("xx")
+            Sentences("it")
         monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere"))
         with pytest.raises(ConfigError, match="not a folder"):
             language_of("en")

@@ -70,9 +70,11 @@ def serve(
             currency=EUR, locale=de_DE, price_ending=0.99, pays=missing, owned=show, stock=hide or
             mostly_owned=0.8. Repeatable.
     """
+    from bundlemage.messages import check_catalogues
     from bundlemage.models.config import parse_config
     from bundlemage.service.settings import Settings
 
+    check_catalogues()
     if model is None and db is None:
         model = _sample_model()
     values = {**settings, "model": model, "db": database_url(db, model), **parsed(set_)}

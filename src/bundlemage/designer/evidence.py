@@ -20,6 +20,7 @@ import numpy.typing as npt
 from bundlemage.core.filters import Shelf
 from bundlemage.core.history import User
 from bundlemage.core.shop import Shop
+from bundlemage.models.base import Histories
 from bundlemage.models.ragged import Ragged
 from bundlemage.wire.design_answers import Code, Evidence
 
@@ -29,7 +30,7 @@ MOST = 2
 NOTICEABLE = 0.05
 """The smallest effect that is evidence: 5% more likely."""
 COMPARABLE = 0.25
-"""The second item or bundle is named if its effect is at least this part of the first one's."""
+"""An item or bundle is named only if its effect is at least this part of the strongest one's."""
 IN_LARGE_PART = 0.5
 """A bundle has a tag in large part if at least this share of its items has it."""
 FEW_ITEMS = 3
@@ -69,56 +70,71 @@ class Explained:
 class Facts:
     """What the tables say about a user, and about items and bundles."""
 
-    def __init__(self, shop: Shop, user: User, contents: Ragged) -> None:
-        """`contents` has the items of each bundle, also of bundles that only the history has."""
+    def __init__(self, shop: Shop, user: User, history: Histories, contents: Ragged) -> None:
+        """`history` is the user's. `contents` has the items of each bundle, also of bundles that only the
+        history has."""
         self.shop, self.contents = shop, contents
-        self.owned = shop.items_of(user)
+        self.owned, self._bundles = shop.items_of(user), set(history.bundles.values.tolist())
         self._tags = cache(lambda item: shop.facts_of_item(item).tags)
 
     def evidence(self, answer: Explained, effects: Iterable[Effect]) -> tuple[Evidence, ...]:
         """Returns the evidence for an answer. `effects` has the strongest first."""
         if answer.by_sales:
             return (self._popular(answer),)
-        found = self._named(answer, effects)
-        if found and _says_it_all(found[0]):
-            return (found[0],)
+        part = self._owns_part(answer)
+        if self._has(answer):
+            return (Evidence(code="has_this"),)
+        if part is not None and part.count == part.of:
+            return (part,)
+        close = _close(effects)
+        found = self._named(answer, [each for each in close if self._is_related(each, answer)])
         is_personal = answer.history is not None and answer.history >= NOTICEABLE
         if is_personal and (tagged := self._tag_share(answer, found[:1])) is not None:
             found = [*found[:1], tagged]
-        part = self._owns_part(answer)
         if is_personal and part is not None and len(found) < MOST and part not in found:
-            is_large = IN_LARGE_PART <= (part.count or 0) / (part.of or 1) < 1
+            is_large = (part.count or 0) >= IN_LARGE_PART * (part.of or 1)
             if is_large and not self._is_from(found, answer):
                 found.append(part)
         if not found and is_personal:
-            found = [Evidence(code="whole_history")]
+            found = self._named(answer, close[:1]) or [Evidence(code="whole_history")]
         sales = self._sales(answer)
         if not found and answer.fit > 0 and sales[answer.place] > sales.mean():
             found = [self._popular(answer)]
         return tuple(found[:MOST]) or (Evidence(code="nothing"),)
 
+    def _has(self, answer: Explained) -> bool:
+        if answer.kind == "bundle":
+            return answer.place in self._bundles
+        return self.shop.item_shelf.ids[answer.place] in self.owned
+
     def _named(self, answer: Explained, effects: Iterable[Effect]) -> list[Evidence]:
-        """The items and bundles with the largest effects, none of which repeats another."""
+        """The first items and bundles, none of which repeats another."""
         found: list[Evidence] = []
         named: list[Effect] = []
         for effect in effects:
-            weakest = max(NOTICEABLE, COMPARABLE * named[0].effect if named else 0.0)
-            if effect.effect < weakest or len(found) == MOST:
-                break
-            if any(self._repeats(effect, other) for other in named):
-                continue
             fact = self._fact(answer, effect)
-            if _says_it_all(fact):
-                return [fact]
-            if fact.code == "owns_part" and any(other.code == "owns_part" for other in found):
-                continue
-            found.append(fact)
-            named.append(effect)
+            if fact not in found and not any(self._repeats(effect, other) for other in named):
+                found.append(fact)
+                named.append(effect)
+            if len(found) == MOST:
+                break
         return found
 
+    def _is_related(self, effect: Effect, answer: Explained) -> bool:
+        """Whether a reader sees what a thing has to do with the answer: they share an item, or a tag that
+        each has in large part. True if the shop does not say it, because either has no tags."""
+        if self._content(effect) & self._content(answer):
+            return True
+        tags, of_answer = self._main_tags(effect), self._main_tags(answer)
+        return not tags or not of_answer or bool(tags & of_answer)
+
+    def _main_tags(self, thing: Effect | Explained) -> set[str]:
+        """The tags that a thing has in large part."""
+        items = self._content(thing)
+        counts = Counter(tag for item in items for tag in set(self._tags(self.shop.item_shelf.ids[item])))
+        return {tag for tag, count in counts.items() if count >= IN_LARGE_PART * len(items)}
+
     def _fact(self, answer: Explained, effect: Effect) -> Evidence:
-        if effect.kind == answer.kind and effect.place == answer.place:
-            return Evidence(code="has_this")
         shelf = self._shelf(effect)
         if effect.place >= len(shelf.ids):  # a bundle that only the history has
             return Evidence(code="has_bundle", count=len(self._inside(effect.place)))
@@ -149,7 +165,7 @@ class Facts:
 
     def _tag_share(self, answer: Explained, named: Sequence[Evidence]) -> Evidence | None:
         """The tag that the answer has and that distinguishes the user's items most from the shop's."""
-        if len(self.owned) < FEW_ITEMS or any(each.code == "has_this" for each in named):
+        if len(self.owned) < FEW_ITEMS:
             return None
         is_bundle = answer.kind == "bundle"
         items = self.shop.items_in(answer.place) if is_bundle else {self.shop.item_shelf.ids[answer.place]}
@@ -205,17 +221,22 @@ class Facts:
     def _shelf(self, effect: Effect) -> Shelf:
         return self.shop.bundle_shelf if effect.kind == "bundle" else self.shop.item_shelf
 
-    def _content(self, effect: Effect) -> set[int]:
-        return self._inside(effect.place) if effect.kind == "bundle" else {effect.place}
+    def _content(self, thing: Effect | Explained) -> set[int]:
+        return self._inside(thing.place) if thing.kind == "bundle" else {thing.place}
 
     def _inside(self, bundle: int) -> set[int]:
         offsets = self.contents.offsets
         return set(self.contents.values[int(offsets[bundle]) : int(offsets[bundle + 1])].tolist())
 
 
-def _says_it_all(fact: Evidence) -> bool:
-    """Whether the user already has what is explained."""
-    return fact.code == "has_this" or (fact.code == "owns_part" and fact.count == fact.of)
+def _close(effects: Iterable[Effect]) -> list[Effect]:
+    """The effects that are noticeable and comparable with the strongest, which is the first."""
+    found: list[Effect] = []
+    for each in effects:
+        if each.effect < max(NOTICEABLE, COMPARABLE * found[0].effect if found else 0.0):
+            break
+        found.append(each)
+    return found
 
 
 def _words(text: str) -> list[str]:

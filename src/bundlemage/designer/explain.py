@@ -46,7 +46,7 @@ class Explainer:
     ) -> None:
         """`sentences` writes the evidence; `progress` counts the answers that are explained."""
         self.model, self.shop, self.contents, self.progress = model, shop, contents, progress
-        self.sentences, self.facts = sentences, Facts(shop, user, contents)
+        self.sentences, self.facts = sentences, Facts(shop, user, history, contents)
         self.no_history = not len(history.items.values) + len(history.bundles.values)
         most = MOST_LEFT_OUT if model.knows_new_users else 0
         items, bundles = history.items.values.tolist(), history.bundles.values.tolist()
@@ -96,12 +96,11 @@ class Explainer:
     def added(
         self, start: Items, bundles: Sequence[Items], deadline: Deadline
     ) -> list[list[Explanation | None]]:
-        """Explains each added item of designed bundles, given the other items; None if time ran out."""
-        cases = [
-            (item, tuple(other for other in start + added if other != item))
-            for added in bundles
-            for item in added
-        ]
+        """Explains each added item of designed bundles, given the items before it; None if time ran out.
+
+        Given all others, two items would be each other's reason.
+        """
+        cases = [(item, start + added[:place]) for added in bundles for place, item in enumerate(added)]
         explanations: list[Explanation | None] = []
         for explanation in self._items(cases):
             explanations.append(explanation)
@@ -111,7 +110,7 @@ class Explainer:
         return [[next(in_order) for _ in added] for added in bundles]
 
     def _items(self, cases: Sequence[tuple[int, Items]]) -> Iterator[Explanation]:
-        """Explains items, given the other items of their bundles, in batches."""
+        """Explains items, given the items that their bundles already have, in batches."""
         device = self.shop.device
         for some in self._batches(cases):
             which: list[int] = []

@@ -6,6 +6,7 @@ docs/how-to/reasons.md has the commands.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import get_args
 
@@ -17,6 +18,8 @@ from bundlemage.wire.requests import Audience
 LONGEST_TITLE = 70
 """Longer titles are cut, so that a sentence with two of them stays readable."""
 _QUOTES = {'"': '"', "'": "'", "“": "”", "„": "“", "«": "»", "‘": "’"}
+_PREFIX = re.compile(r"[\w-]+:(?=\S*[^\W\d])")
+"""The kind of a tag, as in `brand:Acme`. `Star Wars: Rebels` and `size:40` have none to leave out."""
 _HAS = ("has_item", "has_bundle", "owns_part")
 
 
@@ -42,13 +45,13 @@ class Sentences:
             text = _("Because %(reason)s.") % {"reason": self._clause(first)}
         elif len({"has" if each.code in _HAS else each.code for each in evidence}) == 1:
             labels = {"first": self._label(first), "second": self._label(rest[0])}
-            has_comma = any(sign in labels["first"] for sign in (",", " and "))
-            both = _("%(first)s, and %(second)s") if has_comma else _("%(first)s and %(second)s")
+            is_long = first.code == "owns_part" or any(sign in labels["first"] for sign in (",", " and "))
+            both = _("%(first)s, and %(second)s") if is_long else _("%(first)s and %(second)s")
             text = _("Because %(reason)s.") % {"reason": self._clause(first, both % labels)}
         else:
             clauses = {"first": self._clause(first), "second": self._clause(rest[0])}
             text = _("Because %(first)s, and %(second)s.") % clauses
-        return text[:-1] if text.endswith("..") else text
+        return re.sub(r"(?<=[.!?…])\.$", "", text)  # after a title such as "Who's There?"
 
     def _clause(self, evidence: Evidence, label: str | None = None) -> str:
         """Returns a clause without its conjunction. `label` names the items or bundles."""
@@ -63,8 +66,8 @@ class Sentences:
             case "has_this":
                 texts = _("you already have it"), _("they already have it")
             case "tag_share" if count == of:
-                you = _("all your %(of)s items are tagged %(tag)s")
-                texts = you, _("all their %(of)s items are tagged %(tag)s")
+                you = _("all %(of)s of your items are tagged %(tag)s")
+                texts = you, _("all %(of)s of their items are tagged %(tag)s")
             case "tag_share":
                 you = ngettext(
                     "%(count)s of your %(of)s items is tagged %(tag)s",
@@ -86,7 +89,7 @@ class Sentences:
                 texts = (bought,)
         return texts[0 if self.to_customer else -1] % {
             "what": label or self._label(evidence),
-            "tag": self._title(evidence.tag or ""),
+            "tag": self._title(_PREFIX.sub("", evidence.tag or "", count=1)),
             "count": self._number(count),
             "of": self._number(of),
         }
@@ -96,7 +99,7 @@ class Sentences:
         _, ngettext = self._messages.gettext, self._messages.ngettext
         count, of = evidence.count or 0, evidence.of or 0
         numbers = {"count": self._number(count), "of": self._number(of)}
-        if evidence.title:
+        if evidence.title and evidence.title.strip():
             name = self._title(evidence.title)
         elif evidence.id is None:
             name = ngettext("a bundle of %(count)s item", "a bundle of %(count)s items", count) % numbers

@@ -8,6 +8,7 @@ Catalogues are compiled in memory when they are first used, so there are no .mo 
 from __future__ import annotations
 
 import os
+from codecs import BOM_UTF8
 from functools import cache
 from gettext import GNUTranslations, NullTranslations
 from io import BytesIO
@@ -39,11 +40,13 @@ def languages() -> list[str]:
 
 def language_of(name: str) -> str:
     """Returns the language for a name such as `de`, `de_AT` or `de-AT`. Raises `ConfigError`."""
-    known, wanted = languages(), name.replace("-", "_")
-    for each in (wanted, wanted.partition("_")[0]):
-        if each in known:
-            return each
-    listed = ", ".join(known)
+    known = {each.lower(): each for each in languages()}
+    wanted = name.replace("-", "_").lower()
+    while wanted:
+        if wanted in known:
+            return known[wanted]
+        wanted = wanted.rpartition("_")[0]
+    listed = ", ".join(known.values())
     raise ConfigError(f"there are no sentences in the language {name!r}; the languages are: {listed}")
 
 
@@ -60,30 +63,45 @@ def catalogue(language: str) -> NullTranslations:
     return _compiled(language, _folders())
 
 
+def check_catalogues() -> None:
+    """Reads all catalogues. Raises `ConfigError` for a wrong file."""
+    for each in languages():
+        catalogue(each)
+
+
 @cache
 def _compiled(language: str, folders: tuple[Path, ...]) -> NullTranslations:
     translations = NullTranslations()
     for folder in folders:
         file = folder / language / _CATALOGUE
         if file.is_file():
-            better = _read(file)
+            better = _read(file, language)
             better.add_fallback(translations)
             translations = better
     return translations
 
 
-def _read(file: Path) -> GNUTranslations:
+def _read(file: Path, language: str) -> GNUTranslations:
     # Babel takes a moment to import, and most commands write no sentences.
+    from babel import Locale, UnknownLocaleError
     from babel.messages.mofile import write_mo
     from babel.messages.pofile import PoFileError, read_po
 
     try:
-        messages = read_po(BytesIO(file.read_bytes()), abort_invalid=True)
-    except (PoFileError, ValueError, OSError) as error:
+        Locale.parse(language)
+    except (UnknownLocaleError, ValueError):
+        raise ConfigError(
+            f"{file} is in a folder {language!r}, which is no language: name it by a language such as fr, or "
+            "a language and a region such as pt_BR"
+        ) from None
+    try:
+        text = BytesIO(file.read_bytes().removeprefix(BOM_UTF8))
+        messages = read_po(text, locale=language, abort_invalid=True)
+        for message, faults in messages.check():
+            raise ConfigError(f"{file}, line {message.lineno}: {faults[0]}")
+        compiled = BytesIO()
+        write_mo(compiled, messages)
+        compiled.seek(0)
+        return GNUTranslations(compiled)
+    except (PoFileError, ValueError, LookupError, OSError) as error:
         raise ConfigError(f"{file} cannot be read as a catalogue of messages: {error}") from None
-    for message, faults in messages.check():
-        raise ConfigError(f"{file}, line {message.lineno}: {faults[0]}")
-    compiled = BytesIO()
-    write_mo(compiled, messages)
-    compiled.seek(0)
-    return GNUTranslations(compiled)

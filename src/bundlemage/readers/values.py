@@ -294,6 +294,10 @@ def _number(value: Any, highest: float = sys.float_info.max) -> float | None:
     return float(value)
 
 
+def _amount(value: Any) -> float | None:
+    return _number(value, 1e12)  # the most that the API takes, too
+
+
 def _stock(value: Any) -> int | None:
     stock = _number(value)
     if stock is not None and (stock != int(stock) or stock >= 2**63):
@@ -303,7 +307,7 @@ def _stock(value: Any) -> int | None:
 
 _BROKEN_TEXT = _Fault("{name} is {value}; expected text in UTF-8", "Store the text as UTF-8", "broken-utf8")
 _BAD_AMOUNT = _Fault(
-    "{name} is {value}; expected a number, 0 or more",
+    "{name} is {value}; expected a number from 0 to 1,000,000,000,000",
     "Write it without a currency sign, with a point for the decimals; leave it empty if it is not known",
     "bad-number",
 )
@@ -319,8 +323,8 @@ _DETAILS: Mapping[str, tuple[Callable[[Any], Any], _Fault]] = {
             "warning",
         ),
     ),
-    "price": (_number, _BAD_AMOUNT),
-    "cost": (_number, _BAD_AMOUNT),
+    "price": (_amount, _BAD_AMOUNT),
+    "cost": (_amount, _BAD_AMOUNT),
     "image_url": (
         _image,
         _Fault(

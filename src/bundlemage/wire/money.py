@@ -9,15 +9,20 @@ from bundlemage.wire.shop import ShopSettings
 
 
 def price_text(amount: float, settings: ShopSettings) -> str:
-    """Returns a price as the shop's locale writes it, such as `1.234,50 €`. Without a currency: `1,234.50`.
+    """Returns a price as the shop's locale writes it, such as `1.234,50 €`. Without a currency: `1.234,50`.
 
     `pages/static/money.js` writes the same in a browser. Digits are always those of English.
     """
-    if settings.currency is None:
-        return f"{amount:,.2f}"
-    from babel.numbers import format_currency  # late: the command line starts faster without Babel
+    price = _rounded(amount, settings)
+    if settings.currency is None and settings.locale == "en":
+        return f"{price:,}"
+    from babel import Locale  # late: the command line starts faster without Babel
+    from babel.numbers import format_currency, format_decimal
 
-    text = format_currency(_rounded(amount, settings), settings.currency, locale=settings.locale)
+    if settings.currency is None:
+        pattern = Locale.parse(settings.locale).decimal_formats[None].pattern.replace(".###", ".00")
+        return format_decimal(price, pattern, settings.locale)
+    text = format_currency(price, settings.currency, locale=settings.locale)
     # Babel does not separate letters from digits, as in `KWD 1.500`.
     return re.sub(r"([^\W\d_]\.?)(?=\d)|(?<=\d)(?=[^\W\d_])", "\\1\xa0", text)
 

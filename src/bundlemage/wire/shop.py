@@ -37,18 +37,25 @@ def _checked_currency(code: str) -> str:
 
 
 def _checked_locale(name: str) -> str:
-    from babel import Locale, UnknownLocaleError
+    from babel import Locale, UnknownLocaleError, parse_locale
+    from babel.core import get_locale_identifier
     from babel.localedata import locale_identifiers
 
     name = name.replace("-", "_")
     try:
-        Locale.parse(name)
+        language, region, script, variant, *modifier = parse_locale(name)
+        # As browsers and the catalogues of messages know it: de_DE, and neither de_de nor de_DE.UTF-8.
+        known = get_locale_identifier((language, region, script, variant))
+        Locale.parse(known)
+        is_valid = not modifier and language != "root"
     except (UnknownLocaleError, ValueError):
+        is_valid = False
+    if not is_valid:
         hint = _hint(name, locale_identifiers())
         raise ValueError(
             f"there is no such locale: give a language, or a language and a region, as in de or en_US.{hint}"
-        ) from None
-    return name
+        )
+    return known
 
 
 def _hint(text: str, known: Iterable[str]) -> str:

@@ -90,7 +90,7 @@ function movedBadge(moved) {
  */
 export function bundleCard(bundle, { owned, highest, moved, prices, reasons, onOpen, onBuy }) {
   const heading = freshId("card");
-  const why = facts(bundle, owned).slice(0, reasons ? 1 : 2); // the model's reasons need the space
+  const why = reasons ? [] : facts(bundle, owned);
   const buy = onBuy
     ? h(
         "button",

@@ -26,11 +26,13 @@ function tagCounts(things) {
   return counts;
 }
 
-/** The ids of all items in a history, bought alone or in a bundle. */
-export const idsIn = (owned) =>
-  new Set(
-    [...owned.items, ...owned.bundles.flatMap((bundle) => bundle.items ?? [])].map((item) => item.id),
-  );
+/** All items of a history, bought alone or in a bundle, each once. */
+function itemsOf({ items, bundles }) {
+  const all = [...items, ...bundles.flatMap((bundle) => bundle.items ?? [])];
+  return [...new Map(all.map((item) => [item.id, item])).values()];
+}
+
+export const idsIn = (owned) => new Set(itemsOf(owned).map((item) => item.id));
 
 /** The sum of the items' prices; null if an item has no price. */
 export function apart(bundle) {
@@ -49,7 +51,8 @@ export function before(bundle) {
 }
 
 function sharedTag(bundle, owned) {
-  const inHistory = tagCounts(owned.items);
+  const items = itemsOf(owned);
+  const inHistory = tagCounts(items);
   const parts = bundle.items ?? [];
   const inBundle = tagCounts(parts);
   const complete = parts.length > 0 && parts.every(tagsOf);
@@ -64,7 +67,7 @@ function sharedTag(bundle, owned) {
     .sort((one, other) => weight(other) - weight(one))[0];
   if (!best) return null;
   const have = inHistory.get(best);
-  const all = plural(owned.items.length, "item");
+  const all = plural(items.length, "item");
   const subject = `${count(have)} of your ${all} ${have === 1 ? "is" : "are"} ${best}`;
   if (!complete) return `${subject}, like this bundle`;
   const same = inBundle.get(best);

@@ -10,10 +10,8 @@ let ending = null; // in the smallest unit of the currency
 export function writePricesAs(shop) {
   scale = 10 ** shop.decimals;
   ending = shop.price_ending === null ? null : Math.round(shop.price_ending * scale);
-  if (shop.currency === null) return;
   format = new Intl.NumberFormat(shop.locale.replaceAll("_", "-"), {
-    style: "currency",
-    currency: shop.currency,
+    ...(shop.currency === null ? {} : { style: "currency", currency: shop.currency }),
     minimumFractionDigits: shop.decimals,
     maximumFractionDigits: shop.decimals,
     numberingSystem: "latn",

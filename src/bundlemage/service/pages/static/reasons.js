@@ -15,7 +15,7 @@ export function reasonsFor() {
     const reasons = new Map();
     for (let first = 0; first < bundles.length; first += AT_ONCE) {
       const ids = bundles.slice(first, first + AT_ONCE).map((bundle) => bundle.id);
-      const { explanations } = await api.explain({ ...who, bundles: ids, to: "shop", details: true }, signal);
+      const { explanations } = await api.explain({ ...who, bundles: ids, details: true }, signal);
       for (const each of explanations) reasons.set(each.id, each.why);
     }
     return reasons;
@@ -24,8 +24,11 @@ export function reasonsFor() {
   return {
     /** Whether these bundles will have reasons. Bundles shown because they are popular have none. */
     expected: (bundles) => !never && bundles.length > 0 && bundles[0].source !== "popular",
-    /** Loads the reasons and shows them on the cards. An error is shown in `note`. */
-    async show(who, bundles, list, note) {
+    /**
+     * Loads the reasons and shows them on the cards. An error is shown in `note`. If the model cannot give
+     * reasons, `without` is called: cards without reasons have other facts.
+     */
+    async show(who, bundles, list, note, without) {
       asking.stop();
       known = new Map();
       note.textContent = "";
@@ -42,7 +45,8 @@ export function reasonsFor() {
         }
       } catch (error) {
         never = error.status === 409;
-        for (const slot of slots()) slot.remove();
+        if (never) without();
+        else for (const slot of slots()) slot.remove();
         note.textContent = never
           ? "This model gives no reasons. The facts on the cards are counted from the history."
           : `The model's reasons could not be loaded: ${error.message}`;

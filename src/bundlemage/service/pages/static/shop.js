@@ -134,7 +134,7 @@ async function recommend(why, words = "") {
     const change = old ? changes(old, answer.bundles) : null;
     state.answer = answer;
     drawCards(change);
-    reasons.show(who(), answer.bundles, byId("cards"), byId("reasons-note"));
+    reasons.show(who(), answer.bundles, byId("cards"), byId("reasons-note"), () => drawCards(change));
     if (change) announce(`${words} ${changeWords(change)}`.trim());
     else announce(`${plural(answer.bundles.length, "bundle")} recommended.`);
     return change;

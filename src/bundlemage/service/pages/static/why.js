@@ -3,7 +3,7 @@
 import { splitBar } from "./charts.js";
 import { count, h, plural, titleOf } from "./dom.js";
 
-const KINDS = { item: "an item they have", bundle: "a bundle they have", partial: "in this bundle" };
+const KINDS = { item: "an item in the history", bundle: "a bundle in the history", partial: "in this bundle" };
 
 /** Converts a logarithm to a factor such as "×1.04" or "×545,000". */
 function times(log) {
@@ -15,7 +15,7 @@ function times(log) {
 function gateLine(gate) {
   const even = Math.abs(gate - 0.5) < 0.01;
   const more =
-    gate > 0.5 ? "The single items they bought count more" : "The bundles they bought count more";
+    gate > 0.5 ? "The history's single items count more" : "The history's bundles count more";
   return h(
     "div",
     { class: "gate" },
