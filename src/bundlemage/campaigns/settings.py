@@ -109,8 +109,8 @@ class CampaignSummary:
     limits: dict[str, dict[str, Any]]
     """Name of a limit → how much of it is used."""
     worth_more: list[dict[str, Any]]
-    """For each limit that is used up: what one more unit would bring, and a round number more. Each entry has
-    the fields of `campaigns.what_if.WhatIf`. At most three items are named."""
+    """For each limit that is used up: what about a tenth more of it would bring. Each entry has the fields of
+    `campaigns.what_if.WhatIf`. At most three items are named."""
     parts: int
     settings: dict[str, Any]
 
