@@ -58,9 +58,8 @@ def by_highs(case: Case) -> float:
     user, bundle = np.divmod(np.arange(cells), bundles)
     share = np.ones(cells) if case.shares is None else case.shares.ravel()
     rows = [(np.equal(user, one) * 1.0, float(case.per_user)) for one in range(users)]
-    for one in range(bundles):
-        if case.shown_at_most is not None:
-            rows.append((np.equal(bundle, one) * 1.0, case.shown_at_most))
+    if case.shown_at_most is not None:
+        rows += [(np.equal(bundle, one) * 1.0, case.shown_at_most) for one in range(bundles)]
     if case.stock is not None:
         rows += [(share * case.contents[bundle, one], room) for one, room in enumerate(case.stock.tolist())]
     if case.costs is not None:

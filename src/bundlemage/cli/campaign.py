@@ -51,7 +51,7 @@ def campaign(
         -o, --output FOLDER: Folder for plan, parts and summary.
         --users FILE: Only these users: a text file with one id per line.
         --new-bundles FILE: Bundles that the shop does not have yet, as further candidates: a CSV file with
-            the columns bundle_id, item_id and, if you like, price, such as design --each writes.
+            the columns bundle_id, item_id and, if you like, price, such as design --output writes.
         --resume: Continue an interrupted campaign.
         --what-if LIMIT=NUMBER: Also tell what another limit would bring, such as budget=2000,
             shown_at_most=+5 or stock:ITEM=+200. With the same options, it answers for a finished campaign.
