@@ -442,11 +442,15 @@ def test_a_limit_needs_a_catalogue(settings: dict[str, Any], message: str, tmp_p
 def test_what_is_not_known_is_left_out_and_counted(tiny: Recommender, tmp_path: Path) -> None:
     data = tiny.dataset
     assert data.catalogue is not None
-    bundles = data.catalogue.bundles
-    prices = [None, *bundles["price"].to_pylist()[1:]]
-    column = bundles.schema.get_field_index("price")
-    bundles = bundles.set_column(column, bundles.schema.field(column), pa.array(prices, pa.float64()))
-    other = fitted(replace(data, catalogue=Catalogue(data.catalogue.items, bundles)))
+    first = int(data.bundle_item[0].indices[0])  # without its price, that of the first bundle is unknown
+
+    def without_price(table: pa.Table, place: int) -> pa.Table:
+        prices = [None if n == place else each for n, each in enumerate(table["price"].to_pylist())]
+        column = table.schema.get_field_index("price")
+        return table.set_column(column, table.schema.field(column), pa.array(prices, pa.float64()))
+
+    items, bundles = without_price(data.catalogue.items, first), without_price(data.catalogue.bundles, 0)
+    other = fitted(replace(data, catalogue=Catalogue(items, bundles)))
     summary = other.campaign(tmp_path / "c", value="takings", per_user=8)
     assert summary.left_out == 1
     assert data.bundles[0] not in {row["bundle_id"] for row in rows_of(tmp_path / "c")}

@@ -77,7 +77,8 @@ def by_highs(case: Case) -> float:
     most[:cells] = case.values.ravel() > 0
     found = milp(-values, constraints=LinearConstraint(table, ub=room), integrality=1, bounds=Bounds(0, most))
     assert found.success
-    return float(values @ np.round(found.x)) * unit
+    best: float = values @ np.round(found.x) * unit
+    return best
 
 
 def test_the_same_plan_every_time() -> None:
