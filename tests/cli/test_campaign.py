@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.campaign import faults, rows_of
 from bundlemage import Recommender
+from bundlemage.wire.shop import ShopSettings
 from tests.cli.run import BUNDLEMAGE, run, run_apart, run_json, stopped
 
 
@@ -59,10 +60,8 @@ def test_people_get_sentences(model: Path, tmp_path: Path) -> None:
 def test_what_more_and_what_if(model: Path, tmp_path: Path) -> None:
     command = ["campaign", model, "-o", tmp_path / "c", "--budget", 500, "--value", "takings"]
     said = run(*command, "--what-if", "budget=+100").stdout
-    assert re.search(
-        r"^budget: 1 more would bring about [\d.]+, 50 more would bring about .* takings$", said, re.M
-    )
-    assert re.search(r"what if budget were 600 instead of 500: expected takings \+[\d.]+ \(", said)
+    assert re.search(r"^budget: 50.00 more would bring about [\d.]+ takings$", said, re.M)
+    assert re.search(r"what if budget were 600.00 instead of 500.00: expected takings \+[\d.]+ \(", said)
     before = contents(tmp_path / "c")
     done = run_json(*command, "--what-if", "per_user=2", "--what-if", "different_at_most=5")
     assert [(each["limit"], each["before"], each["after"]) for each in done["what_if"]] == [
@@ -71,6 +70,20 @@ def test_what_more_and_what_if(model: Path, tmp_path: Path) -> None:
     ]
     assert done["what_if"][0]["change"] >= 0 >= done["what_if"][1]["change"]
     assert contents(tmp_path / "c") == before
+
+
+def test_money_is_that_of_the_shop(model: Path, tmp_path: Path) -> None:
+    """Budgets and takings, in the sentences about limits, too. Numbers of showings and sales are no money."""
+    euros = Recommender.load(model)
+    euros.shop_settings = ShopSettings(currency="EUR", locale="de")
+    euros.save(tmp_path / "m")
+    command = ["campaign", tmp_path / "m", "-o", tmp_path / "c", "--budget", 500, "--what-if", "budget=1400"]
+    said = run(*command, "--value", "takings", "--shown-at-most", 1, "--what-if", "shown_at_most=2").stdout
+    assert re.search(r"^budget: 50,00\s€ more would bring about [\d.]+,\d\d\s€ takings$", said, re.M)
+    assert re.search(r"budget were 1.400,00\s€ instead of 500,00\s€: expected takings \+[\d.]+,\d\d\s€", said)
+    assert "shown at most were 2 instead of 1" in said
+    said = run(*command[:3], tmp_path / "d", *command[4:]).stdout
+    assert re.search(r"^budget: 50,00\s€ more would bring about [\d.]+ sales$", said, re.M)
 
 
 def test_users_of_a_file_as_json_lines(model: Path, tmp_path: Path) -> None:

@@ -214,6 +214,18 @@ def test_designs_become_candidates_of_a_campaign(model: Recommender, folder: Pat
     assert {name: shown[name] for name in names} == pytest.approx(prices)
 
 
+def test_designs_for_a_segment_are_written_too(model: Recommender, folder: Path, tmp_path: Path) -> None:
+    designs = tmp_path / "designs.csv"
+    asked = ("design", folder, "--least-bundles", 3, "--size", 3, "-n", 2, "-o", designs)
+    assert "written to" in run(*asked).stdout.replace("\n", " ")
+    found = model.design_many(Segment(least_bundles=3), size=3, n=2)
+    with designs.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["item_id"] for row in rows] == [item for design in found for item in design.ids]
+    assert len({row["bundle_id"] for row in rows}) == 2
+    run("campaign", folder, "-o", tmp_path / "plan", "--new-bundles", designs)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -244,8 +256,8 @@ def test_a_wrong_file_of_new_bundles_is_told(
     [
         (["--everyone", "--user", "u0001"], "give one of these: a user, a segment"),
         (["--everyone", "--tag", "Horror"], "give one of these: a user, a segment"),
-        (["--user", "u0001", "--each"], "--each needs several users"),
-        (["--everyone", "-o", "designs.csv"], "--output needs --each"),
+        (["--user", "u0001", "--each"], "--each and --output need several users"),
+        (["--user", "u0001", "-o", "designs.csv"], "--output need several users"),
         (["--users", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["--least-bundles", "1000"], "no user is in this segment"),
     ],

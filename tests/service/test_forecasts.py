@@ -179,6 +179,16 @@ def test_an_estimate_does_not_wait_for_an_exact_forecast(
         assert not ok(exact.result())["sampled"]
 
 
+def test_who_asks_at_once_gets_the_same_answer(client: httpx.Client) -> None:
+    body = {"items": ITEMS, "sample": 300, "k": 3}
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: lines_of(client, body), range(4)))
+    for lines in answers:
+        for kind, line in (("estimate", lines[0]), ("forecast", lines[-1])):
+            first = answers[0][0 if kind == "estimate" else -1][kind]
+            assert line[kind] == {**first, "request_id": line[kind]["request_id"]}
+
+
 # ── Segments ─────────────────────────────────────────────────────────────────────────────────────
 
 

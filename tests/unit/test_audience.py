@@ -188,6 +188,17 @@ def test_a_likelier_bundle_never_has_a_lower_chance() -> None:
     assert (odds.diff() > 0).all()
 
 
+@pytest.mark.parametrize("users", [30, 3000])
+def test_a_model_that_says_the_opposite_is_not_used(users: int) -> None:
+    """The likelier a bundle, the less often it was bought. All bundles of a user get the same chance."""
+    model, split = planted(users, 200, truth=Calibration(-8.0, -1.0, 0.6, 0.0))
+    found = calibrate(model, split, CPU)
+    assert found is not None
+    assert (found.fit, found.bends) == (0.0, ())
+    expected, real, _ = expected_and_real(model, split, found)
+    assert expected == pytest.approx(real, rel=0.02)
+
+
 def test_few_purchases_give_a_straight_line() -> None:
     model, split = planted(20, 40)
     found = calibrate(model, split, CPU)

@@ -91,6 +91,8 @@ def test_what_if_and_resume_know_them(shop: Recommender, new: dict[str, list[str
     [
         ({"new_bundles": {"b0001": ["g0001"]}}, "'b0001' has the id of a bundle that the shop already has"),
         ({"new_bundles": {"box": []}}, "'box' has no items"),
+        ({"new_bundles": {"": ["g0001"]}}, "empty id"),
+        ({"new_bundles": {1: ["g0001"], "1": ["g0002"]}}, "the same id twice"),
         ({"new_bundles": {"box": ["g9999"]}}, "g9999"),
         ({"new_bundles": {"box": "g0001"}}, "new_bundles"),
         ({"new_bundles": ["box"]}, "new_bundles"),
@@ -109,7 +111,8 @@ def test_mistakes_are_named(
 
 
 def test_ids_may_be_numbers() -> None:
-    assert Campaign.of(new_bundles={1: (2, 3)}).new_bundles == {"1": ["2", "3"]}
+    settings = Campaign.of(new_bundles={1: (2, 3)}, new_prices={1: 4.5})
+    assert (settings.new_bundles, settings.new_prices) == ({"1": ["2", "3"]}, {"1": 4.5})
 
 
 def test_the_shop_stays_as_it_is(shop: Recommender, new: dict[str, list[str]], tmp_path: Path) -> None:

@@ -297,6 +297,14 @@ def test_a_wrong_segment_is_refused(wrong: dict[str, Any], says: str) -> None:
         Segment(**wrong)
 
 
+def test_listed_users_without_a_history_are_told(model: Recommender, items: list[str]) -> None:
+    known = model.dataset.users.ids[:3]
+    note = model.score_bundle(items, among=Segment(users=[*known, "nobody", "no one"])).note or ""
+    assert "Listed users without a history do not count: 2 of them." in note
+    assert "listed" not in (model.score_bundle(items, among=Segment(users=known)).note or "")
+    assert "listed" not in (model.score_bundle(items, among=Segment(users=known), sample=9).note or "")
+
+
 def test_a_segment_without_users_is_refused(tagged: Recommender) -> None:
     names = [tagged.dataset.items[3]]
     with pytest.raises(ConfigError, match="no user is in the segment"):

@@ -96,6 +96,8 @@ def forecast(
         if scale == 1:
             raise ConfigError("no user is in the segment: see whether its conditions exclude each other")
         notes.append("None of the sampled users is in the segment: use a larger sample, or all users.")
+    if scale == 1 and (strangers := audience.strangers):
+        notes.append(f"Listed users without a history do not count: {strangers:,} of them.")
     outlook = audience.outlook(scored)
     expected = outlook.expected
     return BundleForecast(
@@ -324,6 +326,12 @@ class _Audience:
     def threshold(self) -> float | None:
         """The chance above which a user belongs to the audience; None if there is no calibration."""
         return self.calibration.threshold if self.calibration else None
+
+    @property
+    def strangers(self) -> int:
+        """How many of the users that the segment lists were not among those scored."""
+        test = self._in_segment
+        return 0 if test is None or test.segment.users is None else len(test.segment.users) - test.found
 
     def worth(self, sums: Numbers) -> Numbers:
         """Numbers by which bundles are compared: the expected buyers if these tell bundles apart, else the

@@ -39,6 +39,8 @@ def with_new_bundles(
         raise ConfigError(f"new bundle {taken[0]!r} has the id of a bundle that the shop already has")
     if strange := [name for name in prices if name not in new]:
         raise ConfigError(f"a price is given for {strange[0]!r}, which is not among the new bundles")
+    if "" in new:
+        raise ConfigError("a new bundle has an empty id: give it another one")
     if empty := [name for name, items in new.items() if not items]:
         raise ConfigError(f"new bundle {empty[0]!r} has no items")
     inside = [shop.item_positions(items) for items in new.values()]

@@ -142,16 +142,22 @@ def calibrate(model: Model, split: Split, device: torch.device, seed: int = 0) -
     if not bought.any():
         return None
     places = _places_of_bends(logs[bought])
+    start = np.stack([np.ones_like(weights), np.log1p(bundles)], axis=1)
     while True:
         above = [np.maximum(logs - place, 0.0) for place in places]
-        features = np.stack([np.ones_like(weights), np.log1p(bundles), logs, *above], axis=1)
+        features = np.column_stack([start, logs, *above])
         expected = np.array([0.0, 0.0, 1.0, *(0.0 for _ in places)])
         coefficients = logistic(features, bought, weights, expected)
         falling = np.cumsum(coefficients[2:]) <= 0
-        if not places or not falling.any():
+        if not falling.any():
             break
         # A likelier bundle must not have a lower chance: leave out the bend before or after the falling part.
-        del places[max(0, int(falling.argmax()) - 1)]
+        if places:
+            del places[max(0, int(falling.argmax()) - 1)]
+            continue
+        # Without bends, the model says nothing about these purchases, or the opposite: it is not used.
+        coefficients = np.append(logistic(start, bought, weights, np.zeros(2)), 0.0)
+        break
     threshold = threshold_of(sigmoid(features @ coefficients), weights, weights[bought].sum())
     intercept, activity, fit, *changes = coefficients.tolist()
     return Calibration(intercept, fit, activity, threshold, tuple(zip(places, changes, strict=True)))

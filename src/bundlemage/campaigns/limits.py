@@ -65,7 +65,7 @@ class Limits:
             kinds.append(("shown", np.arange(bundles), takes, room))
         if costs is not None:
             takes = sparse.csr_matrix(np.rint(costs * MONEY).astype(np.int64).reshape(-1, 1))
-            room = np.array([min(int(budget * MONEY), _MOST)])
+            room = np.array([min(round(budget * MONEY), _MOST)])
             kinds.append(("budget", np.zeros(1, np.int64), takes, room))
         self.names = [(kind, thing) for kind, things, *_ in kinds for thing in things.tolist()]
         """The kind of each limit, and the item or bundle that it belongs to."""

@@ -256,9 +256,11 @@ class _Work:
         limits, settings = self.offer.limits, self.settings
         left = self.room / limits.units
         stocks = [n for n, (kind, _) in enumerate(limits.names) if kind == "stock" and left[n] < 1]
-        different = settings.different_at_most
+        different, kinds = settings.different_at_most, np.array([kind for kind, _ in limits.names])
+        # The budget is used up if there is a bundle whose discount it cannot pay once more.
+        dearest = limits.by_share[:, kinds == "budget"].max() if settings.budget is not None else 0.0
         used_up = {
-            "budget": bool(self.plan.prices[[kind == "budget" for kind, _ in limits.names]].any()),
+            "budget": bool((left[kinds == "budget"] < dearest).any()),
             "shown_at_most": self.times.max() >= (settings.shown_at_most or np.inf),
             "different_at_most": different is not None and (self.times > 0).sum() >= different,
         }

@@ -16,12 +16,23 @@ from bundlemage.wire.shop import OwnedRule
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 
 
+def _by_text(values: Any) -> Any:
+    """Returns a mapping with its ids as text; anything else as it is, for a message of pydantic."""
+    if not isinstance(values, Mapping):
+        return values
+    by_text = {str(name): value for name, value in values.items()}
+    if len(by_text) < len(values):
+        raise ValueError("should not have the same id twice, as text and as a number")
+    return by_text
+
+
 def _new_bundles(bundles: Any) -> Any:
     """Returns ids as text and items as lists; anything else as it is, for a message of pydantic."""
+    bundles = _by_text(bundles)
     if not isinstance(bundles, Mapping):
         return bundles
     return {
-        str(name): list(map(str, items)) if isinstance(items, list | tuple) else items
+        name: list(map(str, items)) if isinstance(items, list | tuple) else items
         for name, items in bundles.items()
     }
 
@@ -57,7 +68,9 @@ class Campaign(BaseModel):
     new_bundles: Annotated[dict[str, list[str]], BeforeValidator(_new_bundles)] = Field(default_factory=dict)
     """Bundles that the shop does not have yet, such as designs, as further candidates: id → ids of the items.
     They are scored with the sales of the median bundle."""
-    new_prices: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    new_prices: Annotated[
+        dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]], BeforeValidator(_by_text)
+    ] = Field(default_factory=dict)
     """Prices of new bundles, by id. By default, a new bundle costs the sum of its items' prices."""
     format: Format = "parquet"
     """Format of the result files: parquet, csv or jsonl."""
@@ -109,8 +122,8 @@ class CampaignSummary:
     limits: dict[str, dict[str, Any]]
     """Name of a limit → how much of it is used."""
     worth_more: list[dict[str, Any]]
-    """For each limit that is used up: what one more unit would bring, and a round number more. Each entry has
-    the fields of `campaigns.what_if.WhatIf`. At most three items are named."""
+    """For each limit that is used up: what about a tenth more of it would bring. Each entry has the fields of
+    `campaigns.what_if.WhatIf`. At most three items are named."""
     parts: int
     settings: dict[str, Any]
 

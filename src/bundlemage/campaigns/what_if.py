@@ -120,7 +120,7 @@ class WhatIfs:
         return self._of(Changed.of(self.offer, limit, change))
 
     def worth_more(self, plan: Plan, used_up: Mapping[str, bool], items: Whole) -> Iterator[WhatIf]:
-        """Yields what more of each limit that binds would bring: one unit, and a round number.
+        """Yields what a round number more of each limit that binds would bring: about a tenth more.
 
         `used_up` tells which limits have no room left; `items` are the numbers of the stocks without room.
         """
@@ -131,10 +131,9 @@ class WhatIfs:
             size = _size(self.offer, name)
             if size is None:
                 continue
-            for more in sorted({1, _round(size / 10)}):
-                found = self.of(name, f"+{more}")
-                if found.change > 0:
-                    yield found
+            found = self.of(name, f"+{_round(size / 10)}")
+            if found.change > 0:
+                yield found
 
     def _other(self, changed: Changed) -> Offer:
         offer = self.offer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import time
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +52,7 @@ def campaign(
         -o, --output FOLDER: Folder for plan, parts and summary.
         --users FILE: Only these users: a text file with one id per line.
         --new-bundles FILE: Bundles that the shop does not have yet, as further candidates: a CSV file with
-            the columns bundle_id, item_id and, if you like, price, such as design --each writes.
+            the columns bundle_id, item_id and, if you like, price, such as design --output writes.
         --resume: Continue an interrupted campaign.
         --what-if LIMIT=NUMBER: Also tell what another limit would bring, such as budget=2000,
             shown_at_most=+5 or stock:ITEM=+200. With the same options, it answers for a finished campaign.
@@ -94,7 +93,7 @@ def campaign(
         show.print_json({**summary.to_json(), **asked, "folder": str(output), "seconds": seconds})
         return
     shop = job.recommender.shop_settings
-    for line in [*_sentences(summary, shop), *(_answer(answer, summary) for answer in answers)]:
+    for line in [*_sentences(summary, shop), *(_answer(answer, summary, shop) for answer in answers)]:
         show.say(line)
     show.say(f"written to [bold]{show.plain(output)}[/] in {seconds:,.1f} s")
 
@@ -138,21 +137,21 @@ def _price(text: str, place: str) -> float:
 def _sentences(summary: CampaignSummary, shop: ShopSettings) -> list[str]:
     """The summary as lines of text."""
     quantity = summary.settings["value"]
-    value = show.money(summary.value, shop) if quantity == "takings" else f"{summary.value:,.2f}"
     lines = [
         f"{summary.users:,} users are shown {summary.shown:,} bundles ({summary.different:,} different ones)"
         f"; {summary.with_nothing:,} users get none",
-        f"expected {quantity}: [bold]{value}[/]"
+        f"expected {quantity}: [bold]{_amount(summary.value, quantity, shop)}[/]"
         + _share(summary.share_of_bound, "of the upper bound within the limits")
         + _share(summary.share_of_unconstrained, "of the value without limits"),
         *(f"{name.replace('_', ' ')}: {_used(name, use, shop)}" for name, use in summary.limits.items()),
     ]
-    for name, more in groupby(summary.worth_more, lambda each: _limit(each["limit"], each["item_id"])):
-        gains = [
-            f"{each['after'] - each['before']:,g} more would bring about {_amount(each['change'], quantity)}"
-            for each in more
-        ]
-        lines.append(f"{name}: {', '.join(gains)} {quantity}")
+    for each in summary.worth_more:
+        more = _size(each["limit"], each["after"] - each["before"], shop)
+        gain = _amount(each["change"], quantity, shop)
+        if each["basis"] == "sample" and each["users"] < summary.users:
+            gain += f" ({_amount(each['low'], quantity, shop)} to {_amount(each['high'], quantity, shop)})"
+        name = _limit(each["limit"], each["item_id"])
+        lines.append(f"{name}: {more} more would bring about {gain} {quantity}")
     if summary.chances == "softmax":
         lines.append(
             "[yellow]note:[/] the model has no calibration: chances are its probabilities among all bundles"
@@ -174,19 +173,32 @@ def _limit(limit: str, item: str | None) -> str:
     return limit.replace("_", " ") if item is None else f"{limit} of {show.plain(item)}"
 
 
-def _amount(change: float, quantity: str) -> str:
-    return f"{change:,.2f}" if quantity == "takings" else f"{change:,.4g}"
+def _size(limit: str, size: float | None, shop: ShopSettings) -> str:
+    """The size of a limit."""
+    if size is None:
+        return "no limit"
+    return show.money(size, shop) if limit == "budget" else f"{size:,g}"
 
 
-def _answer(answer: WhatIf, summary: CampaignSummary) -> str:
+def _amount(value: float, quantity: str, shop: ShopSettings) -> str:
+    """A value of the campaign: takings are money, sales are a number."""
+    return show.money(value, shop) if quantity == "takings" else f"{value:,.2f}"
+
+
+def _answer(answer: WhatIf, summary: CampaignSummary, shop: ShopSettings) -> str:
     """An answer to `--what-if` as a line of text."""
-    before = "no limit" if answer.before is None else f"{answer.before:,g}"
+    quantity, limit = summary.settings["value"], answer.limit
+
+    def change(value: float) -> str:
+        return f"{'-' if value < 0 else '+'}{_amount(abs(value), quantity, shop)}"
+
     basis = f"a new plan for all {answer.users:,} users"
     if answer.basis == "sample":
-        basis = f"{answer.low:+,.2f} to {answer.high:+,.2f}, from a sample of {answer.users:,} users"
+        basis = f"{change(answer.low)} to {change(answer.high)}, from a sample of {answer.users:,} users"
+    before, after = _size(limit, answer.before, shop), _size(limit, answer.after, shop)
     return (
-        f"what if {_limit(answer.limit, answer.item_id)} were {answer.after:,g} instead of {before}: "
-        f"expected {summary.settings['value']} [bold]{answer.change:+,.2f}[/] ({basis})"
+        f"what if {_limit(limit, answer.item_id)} were {after} instead of {before}: "
+        f"expected {quantity} [bold]{change(answer.change)}[/] ({basis})"
     )
 
 

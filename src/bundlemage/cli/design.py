@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from math import exp
 from pathlib import Path
@@ -96,8 +96,8 @@ def design(
     Options:
         --everyone: For all users of the training data.
         --each: With several users: the best bundle for each.
-        -o, --output FILE: With --each: a new CSV file with the columns bundle_id, item_id and price, for
-            campaign --new-bundles.
+        -o, --output FILE: With several users: a new CSV file with the columns bundle_id, item_id and price,
+            for campaign --new-bundles.
     """
     from bundlemage.recommender import Recommender
     from bundlemage.wire.design import DesignRequest
@@ -109,8 +109,8 @@ def design(
         )
     if segment is None and not everyone:
         check_user(user, ", or --users FILE, or another segment, or --everyone")
-    if (each and user is not None) or (output is not None and not each):
-        raise ConfigError("--each needs several users, such as --everyone, and --output needs --each")
+    if user is not None and (each or output is not None):
+        raise ConfigError("--each and --output need several users, such as --everyone")
     if output is not None and output.exists():
         raise ConfigError(f"--output {output}: this file exists already; give the name of a new one")
     model = Recommender.load(folder, device=device)
@@ -120,11 +120,15 @@ def design(
             _design_each(model, several, request, output, as_json)
             return
         designs = model.design_many(several, request)
+        if output is not None:
+            _write(designs, model, output)
         if as_json:
             show.print_json({"users": len(several), **designs.model_dump(mode="json")})
             return
         show.out.print(f"bundles for {len(several):,} users together")
         _print(designs, model.shop_settings)
+        if output is not None:
+            show.out.print(f"written to {show.plain(output)}")
         return
     asked = user_in_data(model, user)
     note_unknown(model, user, asked)
@@ -158,6 +162,17 @@ def _print(designs: Designs, shop: ShopSettings) -> None:
         show.notes.print("[yellow]note:[/] time ran out; these are the best bundles so far")
 
 
+def _write(designs: Iterable[Design], model: Recommender, output: Path) -> None:
+    """Writes designs as a file for `campaign --new-bundles`, under ids that no bundle of the shop has."""
+    names = (f"design-{number}" for number in count(1))
+    free = (name for name in names if name not in model.dataset.bundles)
+    with output.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["bundle_id", "item_id", "price"])
+        for bundle, name in zip(designs, free, strict=False):
+            writer.writerows((name, item, bundle.price) for item in bundle.ids)
+
+
 def _design_each(
     model: Recommender,
     users: Sequence[str],
@@ -168,14 +183,7 @@ def _design_each(
     with Shown(show.notes, "designs") as progress:
         found = model.design_each(users, request, progress=progress)
     if output is not None:
-        names = (f"design-{number}" for number in count(1))
-        free = (name for name in names if name not in model.dataset.bundles)
-        named = zip(found, free, strict=False)
-        rows = [(name, item, bundle.price) for (bundle, _), name in named for item in bundle.ids]
-        with output.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["bundle_id", "item_id", "price"])
-            writer.writerows(rows)
+        _write([bundle for bundle, _ in found], model, output)
     if as_json:
         show.print_json(
             {"bundles": [{"items": bundle.ids, "price": bundle.price, "users": who} for bundle, who in found]}
@@ -331,7 +339,7 @@ def _card(design: Design, shop: ShopSettings) -> Panel:
         last.append(f"rank {design.expected_rank:,} among all bundles for this user")
     if design.expected_buyers is not None:
         last.append(
-            f"about {design.expected_buyers:,.1f} users would buy it ({design.low:,} to {design.high:,})"
+            f"about {_buyers(design.expected_buyers)} users would buy it ({design.low:,} to {design.high:,})"
         )
     body = "\n".join([*lines, "", *last])
     known = "" if design.same_as is None else f", as in {show.plain(design.same_as)}"
@@ -367,6 +375,11 @@ def _forecast_card(forecast: BundleForecast, shop: ShopSettings) -> RenderableTy
     return Group(panel, Columns([table for table in (buyers, near) if table.row_count]))
 
 
+def _buyers(number: float) -> str:
+    """An expected number of buyers. A small one has more digits: .04 buyers are not none."""
+    return f"{number:,.1f}" if number >= 1 or number == 0 else f"{number:.2g}"
+
+
 def _audience(forecast: BundleForecast, shop: ShopSettings) -> list[str]:
     lines = []
     if forecast.price is not None:
@@ -379,18 +392,20 @@ def _audience(forecast: BundleForecast, shop: ShopSettings) -> list[str]:
         amount = forecast.expected_takings
         takings = "" if amount is None else f", takings {show.money(amount, shop)}"
         lines.append(
-            f"about [bold]{forecast.expected:,.1f}[/] of {users} would buy it "
+            f"about [bold]{_buyers(forecast.expected)}[/] of {users} would buy it "
             f"({forecast.low:,} to {forecast.high:,}){takings}"
         )
         if forecast.sampled:
             lines.append(f"an estimate from {forecast.asked:,} of {forecast.of:,} users")
         lines.append(f"{forecast.above:,} have a chance above {forecast.threshold:.1%}")
     if forecast.weakest is not None:
-        without = "" if forecast.weakest.without is None else f": {forecast.weakest.without:,.1f} without it"
+        without = (
+            "" if forecast.weakest.without is None else f": {_buyers(forecast.weakest.without)} without it"
+        )
         lines.append(f"weakest: {show.name(forecast.weakest.title, forecast.weakest.id)}{without}")
     if forecast.replacement is not None:
         better = forecast.replacement
-        with_it = "" if better.expected is None else f": {better.expected:,.1f} with it"
+        with_it = "" if better.expected is None else f": {_buyers(better.expected)} with it"
         lines.append(
             f"better: {show.name(better.title, better.id)}{show.amount(better.price, shop)}{with_it}"
         )

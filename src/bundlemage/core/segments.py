@@ -66,6 +66,8 @@ class SegmentTest:
         """`items` is the shelf of the shop's items, `contents` the items of its bundles. Raises `ConfigError`
         if no item has the tag."""
         self.segment = segment
+        self.found = 0
+        """How many of the users that the segment lists were among those tested."""
         self._tagged: tuple[Tensor, Tensor] | None = None
         if segment.tag is None:
             return
@@ -94,7 +96,9 @@ class SegmentTest:
         mask: Mask = inside.cpu().numpy()
         if segment.users is not None:
             listed = segment.users
-            mask = mask & np.fromiter((name in listed for name in ids), bool, len(ids))
+            is_listed = np.fromiter((name in listed for name in ids), bool, len(ids))
+            self.found += int(is_listed.sum())
+            mask = mask & is_listed
         return mask
 
 
