@@ -39,6 +39,8 @@ def languages() -> list[str]:
 
 def language_of(name: str) -> str:
     """Returns the language for a name such as `de`, `de_AT` or `de-AT`. Raises `ConfigError`."""
+    if not isinstance(name, str):
+        raise ConfigError(f"the language is {name!r}; expected a name such as 'de'")
     known, wanted = languages(), name.replace("-", "_")
     for each in (wanted, wanted.partition("_")[0]):
         if each in known:
