@@ -8,6 +8,7 @@ from itertools import cycle, islice
 import numpy as np
 
 from bundlemage import Recommender
+from bundlemage.wire.requests import MOST_ITEMS
 from tests.designing import Request, goods_of, rules_of
 
 USER = "u0007"
@@ -33,6 +34,14 @@ class ImpossibleMaker:
             "a forbidden must": self.forbidden,
             "one per tag, but several": self.one_per,
             "only items out of stock": self.sold_out,
+            "every tag in few items": self.every_tag,
+            "few items of every tag": self.few_of_every_tag,
+            "items without a common tag": self.nothing_in_common,
+            "a price that no bundle has": self.between_prices,
+            "dearer than the dearest": self.too_dear,
+            "a start that breaks rules": self.start,
+            "hardly an item allowed": self.forbidden_shop,
+            "of everything": self.everything,
         }
 
     def some(self, names: Iterable[str], count: int) -> list[str]:
@@ -53,12 +62,13 @@ class ImpossibleMaker:
         return {"size": 3, "at least": dict.fromkeys(self.some(self.tags, 3 * most + self.number(1, 20)), 1)}
 
     def tag_beyond_stock(self) -> Request:
-        (tag,) = self.some(self.tags, 1)
+        (tag,) = self.some((tag for tag in self.tags if len(self.goods.tagged[tag]) < MOST_ITEMS), 1)
         return {"size": (1, 100), "at least": {tag: len(self.goods.tagged[tag]) + 1}}
 
     def budget(self) -> Request:
-        size = self.number(3, 10)
-        return {"size": size, "budget": round(sum(self.prices[:size]) * 0.9, 2)}
+        size, discount = self.number(3, 10), (0.0, 0.2, 0.35)[self.number(0, 2)]
+        least = sum(self.prices[:size]) * (1 - discount)
+        return {"size": size, "budget": round(least * 0.9, 2), "discount": discount}
 
     def no_tag(self) -> Request:
         tagged = {tag: self.goods.tags[item] for tag in self.tags for item in self.goods.tagged[tag]}
@@ -76,6 +86,42 @@ class ImpossibleMaker:
     def sold_out(self) -> Request:
         gone = [item for item, stock in self.goods.stock.items() if not stock]
         return {"size": (1, 20), "must": self.some(gone, self.number(1, 3)), "in_stock": True}
+
+    def every_tag(self) -> Request:
+        return {"size": (1, self.number(3, 22)), "at least": dict.fromkeys(self.tags, 1)}
+
+    def few_of_every_tag(self) -> Request:
+        return {"size": self.number(60, 100), "at most": dict.fromkeys(self.tags, self.number(1, 2))}
+
+    def nothing_in_common(self) -> Request:
+        return {"size": self.number(12, 60), "one_per": ["*"]}
+
+    def between_prices(self) -> Request:
+        # All prices end in .99, so those of up to 30 items end in .70 to .99.
+        price = self.number(20, 60)
+        return {"size": (2, self.number(3, 30)), "budget": (price + 0.1, price + self.number(10, 60) / 100)}
+
+    def too_dear(self) -> Request:
+        size = self.number(3, 10)
+        return {"size": (1, size), "budget": (sum(self.prices[-size:]) + self.number(1, 900), None)}
+
+    def start(self) -> Request:
+        start = self.some(self.ids, self.number(1, 40))
+        tags = {tag for item in start for tag in self.goods.tags[item]}
+        return {"start": start, "size": (1, 100), "at most": dict.fromkeys(sorted(tags), 0)}
+
+    def forbidden_shop(self) -> Request:
+        size = self.number(2, 12)
+        return {"size": size, "forbid": self.some(self.ids, len(self.ids) - size + 1)}
+
+    def everything(self) -> Request:
+        """All kinds of rules at once, and too many of each."""
+        rules: Request = {"one_per": ["*"], "not_owned": True, "in_stock": True, "budget": (9.0, 12.0)}
+        rules["must"] = self.some(self.ids, self.number(3, 12))
+        rules["forbid"] = self.some((item for item in self.ids if item not in rules["must"]), 300)
+        tags = self.some(self.tags, 40)
+        at_most = dict.fromkeys(tags[15:], 1)
+        return rules | {"size": (3, 8), "at least": dict.fromkeys(tags[:15], 2), "at most": at_most}
 
     # ── A request ────────────────────────────────────────────────────────────────────────────────
 
@@ -95,6 +141,7 @@ class ImpossibleMaker:
             both[name] = one.get(name, {}) | other.get(name, {})
         for name in ("must", "one_per", "forbid"):
             both[name] = list(dict.fromkeys([*one.get(name, ()), *other.get(name, ())]))
+        both["must"] = both["must"][:MOST_ITEMS]
         return both
 
     def padded(self, made: Request) -> Request:

@@ -36,7 +36,14 @@ from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
 from bundlemage.designer.explain import Explainer
 from bundlemage.designer.sentences import Sentences
-from bundlemage.errors import BundleMageError, ConfigError, UnsupportedError, check_whole
+from bundlemage.errors import (
+    BundleMageError,
+    ConfigError,
+    UnsupportedError,
+    check_whole,
+    dict_of,
+    list_of,
+)
 from bundlemage.models.base import (
     Completer,
     Embedder,
@@ -179,8 +186,9 @@ class Asker:
         """`recommend` for several users. Returns a list for each user. For all users, use `recommend_all`."""
         require(self.model, Matcher)
         rules = self._rules(owned, stock)
-        new = {str(name): items for name, items in (new_bundles or {}).items()}
-        expected = self.shop.expectations(self.model, new, expected_sales or {}, sells_like or {})
+        new = dict_of("new_bundles", new_bundles)
+        sales = dict_of("expected_sales", expected_sales), dict_of("sells_like", sells_like)
+        expected = self.shop.expectations(self.model, new, *sales)
         candidates = self.shop.bundles(where, new, rules.stock)
         batches = (
             batch_of(self.shop, *self._encode(part, new, expected), users=part)
@@ -227,9 +235,12 @@ class Asker:
         candidates = self.shop.items(where, rules.stock)
 
         def batches() -> Iterator[Batch]:
-            for part in self._in_batches(cases, k, len(candidates.ids)):
-                inside = [self.shop.item_positions(items) for _, items in part]
-                users = [user for user, _ in part]
+            for part in self._in_batches(cases, k, len(candidates.ids), "cases"):
+                try:
+                    users, bundles = [user for user, _ in part], [items for _, items in part]
+                except (TypeError, ValueError):
+                    raise ConfigError("give each case as a pair: a user and a list of items") from None
+                inside = [self.shop.item_positions(items) for items in bundles]
                 given = Ragged.from_lists(inside, self.shop.device)
                 yield batch_of(self.shop, *self._encode(users), given, users)
 
@@ -373,11 +384,9 @@ class Asker:
 
     def _users_of(self, users: Iterable[User] | Segment | None) -> list[User]:
         """The users of a question about several: those given, those of a segment, or all of the shop."""
-        if isinstance(users, str):
-            raise ConfigError(f"give a list of users, not a string: write [{users!r}]")
         if isinstance(users, Segment):
             return [*self.users_in(users)]
-        found = list(self.dataset.users.ids if users is None else users)
+        found = list_of("users", self.dataset.users.ids if users is None else users)
         if not found:
             raise ConfigError("there are no users to design a bundle for: give at least one, or none for all")
         return found
@@ -438,6 +447,7 @@ class Asker:
         `evidence` has the same facts as codes and parameters. `details` has the numbers: the model scores
         again without each of the user's items and bundles, and without each of `items`.
         """
+        items = list_of("items", items)
         if (bundle is None) == (item is None) or (items and item is None):
             raise ConfigError("explain either a 'bundle', or an 'item' as an addition to 'items'")
         if bundle is not None:
@@ -459,7 +469,7 @@ class Asker:
         """Returns the reason why each of the bundles is recommended to a user, in the same order."""
         require(self.model, Matcher)
         sentences = self._sentences(language, to)
-        places = [self.shop.bundle_position(bundle) for bundle in bundles]
+        places = [self.shop.bundle_position(bundle) for bundle in list_of("bundles", bundles)]
         encoded = self._encode([user])
         return Explainer(self.model, self.shop, user, *encoded, sentences, progress).bundles(places)
 
@@ -502,6 +512,7 @@ class Asker:
         """
         require(self.model, Matcher)
         check_whole("k", k, 1)
+        check_whole("seed", seed, 0)
         if sample is not None:
             check_whole("sample", sample, 1)
         if users is not None and (sample is not None or on_estimate is not None):
@@ -579,6 +590,8 @@ class Asker:
 
     def _batches(self, users: Pages) -> UserBatches:
         """The users of pages in batches."""
+        if not callable(users):
+            raise ConfigError(f"'users' is {users!r}; expected a function that returns pages of users")
         read = _KeptPages(
             lambda: (
                 (pa.array(list(page), pa.string()), self._encode(list(page.values()))[0]) for page in users()
@@ -613,10 +626,8 @@ class Asker:
         """
         if users is None:
             histories, names = self.shop.everyone(), self.shop.user_ids
-        elif isinstance(users, str):
-            raise ConfigError(f"give a list of users, not a string: write [{users!r}]")
         else:
-            chosen = list(map(str, users))
+            chosen = list(map(str, list_of("users", users)))
             histories, names = self.shop.known(chosen), pa.array(chosen, pa.string())
         return self.record_batches(histories, names, k, where=where, owned=owned, stock=stock)
 
@@ -722,11 +733,11 @@ class Asker:
         """Approximate number of scores to compute for one user."""
         return len(candidates.ids) if self._index is None else self._index.width
 
-    def _in_batches(self, rows: Iterable[Row], k: int, width: int) -> Iterator[list[Row]]:
+    def _in_batches(
+        self, rows: Iterable[Row], k: int, width: int, what: str = "users"
+    ) -> Iterator[list[Row]]:
         check_whole("k", k, 1)
-        if isinstance(rows, str):
-            raise ConfigError(f"give a list of users, not a string: write [{rows!r}]")
-        remaining = iter(rows)
+        remaining = rows if isinstance(rows, Iterator) else iter(list_of(what, rows))
         while batch := list(islice(remaining, rows_at_a_time(width, self.shop.device))):
             yield batch
 

@@ -199,10 +199,33 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Raises a `ConfigError` if the parameter `name` is not a whole number from `least` up."""
+def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Raises a `ConfigError` if the parameter `name` is not a whole number from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} is {value!r}; it must be a whole number, at least {least}")
+    if most is not None and value > most:
+        raise ConfigError(f"{name} is {value!r}; it must be at most {most}")
+
+
+def list_of(what: str, values: Any) -> list[Any]:
+    """Returns values as a list. Raises a `ConfigError` if they are a string, a dict, or one value."""
+    if isinstance(values, str | bytes):
+        raise ConfigError(f"give a list of {what}, not a string: write [{values!r}]")
+    try:
+        if not isinstance(values, Mapping):
+            return list(values)
+    except TypeError:
+        pass
+    raise ConfigError(f"give a list of {what}, not {_shorten.repr(values)}")
+
+
+def dict_of(name: str, values: Any) -> dict[str, Any]:
+    """Returns the parameter `name` as a dict with texts as keys. Raises a `ConfigError` if it is none."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{name} is {_shorten.repr(values)}; give a dict: id → value")
+    return {str(key): value for key, value in values.items()}
 
 
 class ExistsError(BundleMageError):

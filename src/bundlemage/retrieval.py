@@ -109,7 +109,7 @@ def build_index(
         if not (is_number(share) and 0 < share <= 1):
             raise ConfigError(f"{name!r} is {share!r}; it must be a share above 0 and up to 1")
     check_whole("least_bundles", least_bundles, 0)
-    check_whole("seed", seed, 0)
+    check_whole("seed", seed, 0, 2**31 - 1)
     began = time.perf_counter()
     faiss_or_fail()
     searched = require(model, Indexable)

@@ -322,3 +322,59 @@ def test_a_request_is_a_request(tiny: Recommender) -> None:
         tiny.design("u1", wrong)
     with pytest.raises(ConfigError, match="either"):
         tiny.design("u1", DesignRequest(), size=3)
+
+
+NO_LISTS: tuple[Any, ...] = (5, "u1", b"u1", {"u1": 1}, np.array(3), True)
+
+
+class TestWrongValuesOfQuestions:
+    """Each is an error in words."""
+
+    @pytest.mark.parametrize("wrong", NO_LISTS, ids=repr)
+    def test_what_is_no_list(self, tiny: Recommender, wrong: Any) -> None:
+        for ask in (
+            lambda: tiny.design_many(wrong, size=2),
+            lambda: tiny.design_each(wrong, size=2),
+            lambda: tiny.recommend_many(wrong),
+            lambda: list(tiny.recommend_all(users=wrong)),
+            lambda: tiny.complete("u1", wrong),
+            lambda: tiny.complete_many(wrong),
+            lambda: tiny.explain_bundles("u1", wrong),
+            lambda: tiny.explain("u1", item="i1", items=wrong),
+            lambda: tiny.score_bundle(wrong),
+            lambda: tiny.recommend(History(items=wrong)),
+            lambda: tiny.recommend(History(bundles=wrong)),
+        ):
+            with pytest.raises(ConfigError, match="list"):
+                ask()
+
+    @pytest.mark.parametrize("wrong", [0, False, "", [], 5, "x", True], ids=repr)
+    def test_what_is_no_dict(self, tiny: Recommender, wrong: Any) -> None:
+        for name in ("new_bundles", "expected_sales", "sells_like"):
+            with pytest.raises(ConfigError, match=name):
+                tiny.recommend("u1", **{name: wrong})
+        with pytest.raises(ConfigError, match="costs"):  # 0 is not "no costs": the catalogue has them
+            DesignRequest.of(costs=wrong)
+
+    def test_others(self, tiny: Recommender) -> None:
+        wrong: Any
+        for wrong in (5, None, "Horror", {"tag": "Horror"}):
+            with pytest.raises(ConfigError, match="segment"):
+                tiny.users_in(wrong)
+        for wrong in (5, ["de"], {}, b"de"):
+            with pytest.raises(ConfigError, match="language"):
+                tiny.explain("u1", item="i1", language=wrong)
+        for wrong in ([], np.array([1, 2]), {}):
+            with pytest.raises(ConfigError, match="'to'"):
+                tiny.explain("u1", item="i1", to=wrong)
+        for wrong in (-1, 0.5, None, "1"):
+            with pytest.raises(ConfigError, match="seed"):
+                tiny.score_bundle(["i1"], seed=wrong)
+        wrong = [5]
+        with pytest.raises(ConfigError, match="pair"):
+            tiny.complete_many(wrong)
+        with pytest.raises(ConfigError, match="function"):
+            tiny.score_bundle(["i1"], users=wrong)
+        for name in ("n", "size", "matching"):
+            with pytest.raises(ConfigError, match=name):
+                DesignRequest.of(**{name: np.True_})

@@ -27,7 +27,7 @@ from bundlemage.core.history import Id
 from bundlemage.core.shop import Shop
 from bundlemage.data.folders import ResumableFolder, json_bytes, write_whole
 from bundlemage.data.row_files import Format, read_rows, write_rows
-from bundlemage.errors import CheckpointError, ConfigError
+from bundlemage.errors import CheckpointError, ConfigError, list_of
 from bundlemage.progress import Progress, in_silence
 
 Ask: TypeAlias = Callable[[Iterable[Whole]], Iterable[Scored]]
@@ -122,9 +122,7 @@ def _positions(shop: Shop, users: Iterable[Id] | None) -> Whole:
     """Positions of `users`, or of all users, in the order in which they are served."""
     if users is None:
         return np.arange(len(shop.dataset.users))
-    if isinstance(users, str):
-        raise ConfigError(f"give a list of users, not a string: write [{users!r}]")
-    names = list(map(str, users))
+    names = list(map(str, list_of("users", users)))
     if not names:
         raise ConfigError("the list of users is empty: give at least one, or no list at all for all users")
     if twice := [name for name, times in Counter(names).items() if times > 1]:

@@ -65,6 +65,8 @@ class SegmentTest:
     def __init__(self, segment: Segment, items: Shelf, contents: Ragged) -> None:
         """`items` is the shelf of the shop's items, `contents` the items of its bundles. Raises `ConfigError`
         if no item has the tag."""
+        if not isinstance(segment, Segment):
+            raise ConfigError(f"give a segment such as Segment(tag='Horror'), not {segment!r}")
         self.segment = segment
         self.found = 0
         """How many of the users that the segment lists were among those tested."""

@@ -20,7 +20,7 @@ from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ownership import BundleLines, Floats, Goods, Whole, full_price, known, lines_of
 from bundlemage.core.ranking import Ranker, Ranking
 from bundlemage.data.dataset import BundleDataset, Vocabulary, row_of
-from bundlemage.errors import ConfigError
+from bundlemage.errors import ConfigError, list_of
 from bundlemage.models.base import Histories, Interactions, Model, SalesScorer, require
 from bundlemage.models.ragged import Contents, KeptForLast, Ragged
 from bundlemage.wire.shop import ShopSettings, StockRule
@@ -348,9 +348,7 @@ class Shop:
 
     def item_positions(self, items: Sequence[Id]) -> list[int]:
         """Returns the positions of items in ascending order, each once; raises `UnknownIdError`."""
-        if isinstance(items, str):
-            raise ConfigError(f"items are a list of ids, not a string: write [{items!r}]")
-        return sorted(set(self.dataset.items.positions(map(str, items)).tolist()))
+        return sorted(set(self.dataset.items.positions(map(str, list_of("items", items))).tolist()))
 
     def bundle_position(self, bundle: Id) -> int:
         """Returns the position of a bundle; raises `UnknownIdError`."""
@@ -427,10 +425,8 @@ class Shop:
         positions: list[int] = []
         for user in users:
             if isinstance(user, History):
-                if isinstance(user.bundles, str):
-                    raise ConfigError(f"bundles are a list of ids, not a string: write [{user.bundles!r}]")
                 items.append(self.item_positions(user.items))
-                bundles.append(list(dict.fromkeys(map(position, user.bundles))))
+                bundles.append(list(dict.fromkeys(map(position, list_of("bundles", user.bundles)))))
                 positions.append(-1)
             else:
                 row = self.dataset.users.position(str(user))

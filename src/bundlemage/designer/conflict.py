@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 SECONDS = 3.0
-"""Minimum time, in seconds, for finding out whether a bundle is possible, and which rules conflict."""
+"""Minimum time, in seconds, for finding out whether a bundle is possible; then for finding a conflict."""
 MORE_SECONDS = 0.3
 """Maximum time, in seconds, for the search for the smallest conflict; then for the smallest changes."""
-VALUE_SECONDS = 1.0
-"""Maximum time, in seconds, for a new value of one rule. Then the nearest value found so far is used."""
 SHUFFLES = 5
 """Irreducible conflicts that are found in a random order of the rules. The smallest of them is kept."""
 MOST_TRIED = 12
 """Maximum number of changes that are computed."""
 MOST_CHANGES = 5
 """Maximum number of changes in the error, which lists only the smallest ones."""
-MANY = 500
+MANY = 1000
 """If there are more kinds of items than this, two easier problems are solved first."""
+KEYED = ("must", "at_least", "at_most", "one_per")
+"""The kinds of rules of which a request may have many."""
 LARGEST = 6
 """The first easier problem keeps this number of the largest groups, and the groups that rules need."""
 SOME = 60
@@ -55,7 +55,8 @@ SOME = 60
 def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
     """Raises `ImpossibleDesignError`, with a conflict and changes, if no bundle satisfies all rules.
 
-    It may take the time that is left, or `SECONDS` if less is left. Once a conflict is known, it ends soon.
+    Finding this out may take the time that is left, or `SECONDS` if less is left. Once a conflict is known,
+    it ends soon.
     """
     deadline = deadline.within(max(SECONDS, deadline.left))
     possible = Possible(rules, deadline)
@@ -63,19 +64,26 @@ def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
         return
     if possible.kept(frozenset()) is None:
         raise ConfigError("there is nothing to add: the bundle already has every item that the shop sells")
+    searching = possible.deadline = deadline.within(max(SECONDS, deadline.left))
     # The size comes last, because it has a default: other rules say more about what is wrong.
-    conflict = possible.conflict(sorted(possible.everything, key=lambda number: number in rules.size.rules))
-    possible.deadline = deadline.within(min(MORE_SECONDS, deadline.left))
+    try:
+        conflict = possible.conflict(sorted(possible.everything, key=lambda rule: rule in rules.size.rules))
+    except OutOfTimeError:
+        raise OutOfTimeError(
+            "no bundle is possible, but the search for the rules that conflict did not finish in time: give "
+            "a longer time limit, or fewer rules"
+        ) from None
+    took = searching.taken
+    possible.deadline = deadline.within(MORE_SECONDS)
     conflict, smallest = _smallest_conflict(possible, conflict)
-    possible.deadline = deadline.within(min(MORE_SECONDS, deadline.left))
+    possible.deadline = deadline.within(MORE_SECONDS)
     changes = list[tuple[float, Change]]()
     with suppress(OutOfTimeError):  # the changes computed so far are reported
         drops = islice(_smallest_drops(possible, conflict), MOST_TRIED)
         changes.extend(_change(possible, drop) for drop in drops)
-    possible.deadline = deadline
-    if not changes:
-        with suppress(OutOfTimeError):
-            changes.append(_change(possible, _some_drop(possible, conflict)))
+    if not changes:  # each check takes longer in a large shop, so this may take as long as the conflict
+        possible.deadline = deadline.within(max(MORE_SECONDS, took))
+        changes.append(_change(possible, _some_drop(possible, conflict)))
     ordered = [change for _, change in sorted(changes, key=lambda each: each[0])][:MOST_CHANGES]
     raise ImpossibleDesignError([rules.rules[number] for number in sorted(conflict)], ordered, smallest)
 
@@ -116,11 +124,19 @@ def _smallest_drops(possible: Possible, conflict: frozenset[int]) -> Iterator[fr
 
 
 def _some_drop(possible: Possible, conflict: frozenset[int]) -> frozenset[int]:
-    """Returns rules without which a bundle is possible: one rule, or else not always the smallest set."""
-    for number in sorted(conflict):
-        if possible.kept(possible.everything - {number}) is not None:
-            return frozenset([number])
-    return possible.everything - possible.extended(frozenset())
+    """Returns rules without which a bundle is possible: one rule, or else few, but not always the fewest.
+
+    If time runs out, they are more than necessary.
+    """
+    everything, kinds = possible.everything, [rule.kind for rule in possible.rules.rules]
+    with suppress(OutOfTimeError):
+        for number in sorted(conflict):
+            if possible.kept(everything - {number}) is not None:
+                return frozenset([number])
+    # Many rules on items and tags are often met by changing the size or another rule that concerns them all.
+    specific = sorted(everything, key=lambda number: (kinds[number] not in KEYED, number))
+    drops = [everything - possible.extended(frozenset(), order) for order in (specific, sorted(everything))]
+    return min(drops, key=len)
 
 
 def _smallest_sets(
@@ -174,23 +190,42 @@ def _minimum_hitting_set(
 
 
 def _change(possible: Possible, drop: frozenset[int]) -> tuple[float, Change]:
-    """Returns a change of the rules `drop`: new values, or else removal. The float is its size."""
+    """Returns a change of the rules `drop`: new values, or else removal. The float is its size.
+
+    If time runs out, the values are those of a bundle that is known already.
+    """
     rules, values = possible.rules, dict[int, int]()
     steps, texts, weight = [], [], 0.0
     active = possible.everything - drop
+    bundle = possible.bundle(active)
+    assert bundle is not None
     for place in sorted(drop):
         rule, number = rules.rules[place], rules.numbers.get(place)
-        value = None if number is None else possible.extreme(place, active, values)
+        if number is None:
+            value = None
+        else:
+            try:
+                nearest = possible.nearest(place, active, values)
+            except OutOfTimeError:
+                nearest = bundle
+            bundle = nearest or bundle
+            value = None if nearest is None else nearest.amounts.get(place)
         if number is None or value is None:
             steps.append(Step(rule.kind, rule.key, None))
             texts.append(f"without: {rule.text}")
             weight += 1.0
             continue
-        values[place] = value
         active |= {place}
+        if place in bundle.kept:
+            continue  # this rule need not change: there was no time to find out earlier
+        values[place] = value
         new = number.of_sum(value)
         steps.append(Step(rule.kind, rule.key, new))
-        texts.append(f"with {number.in_words(new)} instead of {number.form(number.value)}")
+        texts.append(
+            f"with {number.in_words(new)} instead of {number.form(number.value)}"
+            if new or number.upper
+            else f"without: {rule.text}"
+        )
         weight += abs(new - number.value) / max(1.0, abs(number.value))
     return weight, Change(tuple(steps), " and ".join(texts))
 
@@ -234,6 +269,17 @@ class _Kinds:
         return _Kinds(items[some], self.counts[some], self.counted)
 
 
+@dataclass(frozen=True)
+class _Bundle:
+    """A bundle that a check found."""
+
+    kept: frozenset[int]
+    """All rules that it satisfies."""
+    amounts: Mapping[int, int]
+    """For each rule with a number: the bundle's own amount, such as its price. A rule is missing if no number
+    would be enough, such as a budget if an item has no price."""
+
+
 class Possible:
     """Decides whether some bundle satisfies a set of rules.
 
@@ -245,7 +291,7 @@ class Possible:
     def __init__(self, rules: Rules, deadline: Deadline) -> None:
         self.rules, self.deadline = rules, deadline
         self.everything = frozenset(range(len(rules.rules)))
-        self._kept: list[frozenset[int]] = []
+        self._bundles: list[_Bundle] = []
         self._conflicts: list[frozenset[int]] = []
 
     @cached_property
@@ -268,33 +314,44 @@ class Possible:
         return _Kinds.of(rules, counted), self.all.some(rules)
 
     def kept(self, active: frozenset[int]) -> frozenset[int] | None:
-        """Returns all rules of a bundle that satisfies at least `active`. None if there is no such bundle.
+        """Returns all rules of a bundle that satisfies at least `active`. None if there is no such bundle."""
+        bundle = self.bundle(active)
+        return None if bundle is None else bundle.kept
+
+    def bundle(self, active: frozenset[int]) -> _Bundle | None:
+        """Returns a bundle that satisfies at least the rules `active`. None if there is no such bundle.
 
         Earlier answers for more or fewer rules are used.
         """
-        if self.deadline.passed:
-            raise _out_of_time()
         if any(known <= active for known in self._conflicts):
             return None
-        for known in self._kept:
-            if active <= known:
+        for known in self._bundles:
+            if active <= known.kept:
                 return known
         more, less = self.easier or (None, None)
-        kept = None if less is None else self._solve_kept(less, active)
-        if kept is None and (more is None or self._solve(more, active) is not None):
-            kept = self._solve_kept(self.all, active)
-        if kept is None:
+        bundle = None if less is None else self._solve(less, active)
+        if bundle is None and (more is None or self._solve(more, active) is not None):
+            bundle = self._solve(self.all, active)
+        if bundle is None:
             self._conflicts.append(active)
         else:
-            self._kept.append(kept)
-        return kept
+            self._bundles.append(bundle)
+        return bundle
 
-    def extended(self, some: frozenset[int]) -> frozenset[int]:
-        """Adds rules to `some`, as long as some bundle satisfies them all, and returns the result."""
+    def extended(self, some: frozenset[int], order: Sequence[int] = ()) -> frozenset[int]:
+        """Adds rules to `some`, as long as some bundle satisfies them all, and returns the result.
+
+        Rules that come first in `order` are preferred. If time runs out, fewer rules are added.
+        """
         kept = self.kept(some) or some
-        for number in sorted(self.everything - some):
-            if number not in kept:
-                kept = self.kept(kept | {number}) or kept
+        parts = [list(order) or sorted(self.everything)]
+        with suppress(OutOfTimeError):
+            while parts:
+                part = [number for number in parts.pop() if number not in kept]
+                wider = self.kept(kept.union(part)) if part else kept
+                if wider is None and len(part) > 1:
+                    parts += [part[len(part) // 2 :], part[: len(part) // 2]]
+                kept = wider or kept
         return kept
 
     def conflict(self, order: Sequence[int]) -> frozenset[int]:
@@ -316,52 +373,54 @@ class Possible:
 
         return needed(order, frozenset(), False)
 
-    def extreme(self, number: int, others: frozenset[int], values: Mapping[int, int]) -> int | None:
-        """Returns the value nearest to the rule's own value that lets a bundle satisfy the rule and `others`.
+    def nearest(self, number: int, others: frozenset[int], values: Mapping[int, int]) -> _Bundle | None:
+        """Returns a bundle that satisfies `others`, and whose amount is nearest to the number of a rule.
 
-        Returns None if no value is enough: for example, an item without a price fits into no budget.
+        `values` replace the numbers of some rules. Returns None if no number is enough: for example, an item
+        without a price fits into no budget.
         """
         active = others | {number}
-        nearest = [self._nearest(kinds, active, values, number) for kinds in self.easier or ()]
-        if nearest and nearest[0] == nearest[1]:
-            return nearest[0]
+        if self.easier is None:
+            return self._solve(self.all, active, values, free=number)
+        more, less = self.easier
+        known = self._solve(less, active, values, free=number)
+        if known is not None and self._is_counted(number, more):
+            bound = self._solve(more, active, values, free=number)
+            if bound is not None and bound.amounts[number] == known.amounts[number]:
+                return known
         try:
-            return self._nearest(self.all, active, values, number)
+            return self._solve(self.all, active, values, free=number)
         except OutOfTimeError:
-            if nearest and nearest[1] is not None:
-                return nearest[1]  # a possible value, but not proven to be the nearest
+            if known is not None:
+                return known  # possible, but not proven to be the nearest
             raise
 
-    def _nearest(
-        self, kinds: _Kinds, active: frozenset[int], values: Mapping[int, int], number: int
-    ) -> int | None:
-        solved = self._solve(kinds, active, values, free=number)
-        return None if solved is None else round(solved[0].value(solved[1].amount(number)))
+    def _is_counted(self, number: int, kinds: _Kinds) -> bool:
+        """Whether items of one kind are alike for a rule with a number."""
+        groups = (place for place, group in enumerate(self.rules.groups) if number in group.rules)
+        return kinds.counted.issuperset(groups)
 
-    def _solve_kept(self, kinds: _Kinds, active: frozenset[int]) -> frozenset[int] | None:
-        """Returns all rules that a bundle satisfies that satisfies `active`. All groups must be counted."""
-        solved = self._solve(kinds, active)
-        if solved is None:
-            return None
-        rules, (solver, problem) = self.rules, solved
-        counts = np.array([solver.value(count) for count in problem.counts], np.int64)
-        items = kinds.items[counts > 0]
+    def _bundle_of(self, items: Integers, counts: Integers) -> _Bundle:
+        """Returns the bundle with these kinds of items, and the number of items of each kind."""
+        rules, amounts = self.rules, dict[int, int]()
         inside = np.concatenate([items, np.array(rules.start, np.int64)])
         broken = {number for number, mask in rules.bans.items() if mask[inside].any()}
         broken |= {number for item, number in rules.must_rules.items() if item not in items}
-        sums = (rules.size, *rules.sums)
-        amounts = [int(counts @ each.weights[kinds.items]) + each.of(rules.start) for each in sums]
         of_groups = rules.counts(rules.start)
-        for item, count in zip(items.tolist(), counts[counts > 0].tolist(), strict=True):
+        for item, count in zip(items.tolist(), counts.tolist(), strict=True):
             of_groups[rules.groups_of[item]] += count
-        limits = (*sums, *rules.groups)
-        for limit, amount in zip(limits, [*amounts, *of_groups.tolist()], strict=True):
+        sums = (rules.size, *rules.sums)
+        totals = [int(counts @ each.weights[items]) + each.of(rules.start) for each in sums]
+        for limit, amount in zip((*sums, *rules.groups), [*totals, *of_groups.tolist()], strict=True):
             lower, upper = limit.rules
-            if lower is not None and amount < limit.least:
-                broken.add(lower)
-            if upper is not None and amount > limit.most:
-                broken.add(upper)
-        return self.everything - broken
+            for rule, holds in ((lower, amount >= limit.least), (upper, amount <= limit.most)):
+                if rule is None:
+                    continue
+                if rule in rules.numbers and rule not in broken:
+                    amounts[rule] = amount
+                if not holds:
+                    broken.add(rule)
+        return _Bundle(self.everything - broken, amounts)
 
     def _solve(
         self,
@@ -369,12 +428,14 @@ class Possible:
         active: frozenset[int],
         values: Mapping[int, int] | None = None,
         free: int | None = None,
-    ) -> tuple[cp_model.CpSolver, BundleModel] | None:
-        """Returns the solver with a solution of the model, or None if no bundle satisfies the active rules.
+    ) -> _Bundle | None:
+        """Returns a bundle of these kinds that satisfies the active rules, or None if there is none.
 
         `values` replace some rules' numbers. If `free` is set, the limit of this rule is ignored, and the
-        amount in the solution is the possible one nearest to it, or the nearest one that is found in time.
+        amount of the bundle is the possible one nearest to it, or the nearest one that is found in time.
         """
+        if self.deadline.passed:
+            raise _out_of_time()
         rules = self.rules
         banned = np.zeros(rules.items, bool)
         for number, mask in rules.bans.items():
@@ -392,17 +453,22 @@ class Possible:
         if free is not None:
             amount, upper = problem.amount(free), rules.numbers[free].upper
             problem.model.minimize(amount) if upper else problem.model.maximize(amount)
-        solver = new_solver(0, self.deadline.left if free is None else min(VALUE_SECONDS, self.deadline.left))
+        solver = self._solver()
         status = solve(solver, problem.model, self.deadline)
-        if status == cp().UNKNOWN and free is not None:
-            problem.model.clear_objective()  # any possible amount is better than none
-            solver = new_solver(0, self.deadline.left)
-            status = solve(solver, problem.model, self.deadline)
         if status == cp().INFEASIBLE:
             return None
-        if status == cp().OPTIMAL or (status == cp().FEASIBLE and free is not None):
-            return solver, problem
-        raise _out_of_time()
+        if status not in (cp().OPTIMAL, cp().FEASIBLE):
+            raise _out_of_time()
+        counts = np.array([solver.value(count) for count in problem.counts], np.int64)
+        return self._bundle_of(kinds.items[counts > 0], counts[counts > 0])
+
+    def _solver(self) -> cp_model.CpSolver:
+        """A solver for many small problems. Most are decided by their linear relaxation alone."""
+        solver = new_solver(0, self.deadline.left)
+        solver.parameters.linearization_level = 2
+        solver.parameters.cp_model_probing_level = 0
+        solver.parameters.max_presolve_iterations = 1
+        return solver
 
 
 def _out_of_time() -> OutOfTimeError:

@@ -29,7 +29,7 @@ class Sentences:
     def __init__(self, language: str | None = None, to: Audience = "customer", locale: str = "en") -> None:
         """`locale` is the shop's. It decides the language if `language` is None. Raises `ConfigError` if
         there is no such language, or no such audience."""
-        if to not in get_args(Audience):
+        if not isinstance(to, str) or to not in get_args(Audience):
             raise ConfigError(f"'to' is {to!r}; it must be 'customer' or 'shop'")
         self.language = language_of_shop(locale) if language is None else language_of(language)
         self.to_customer = to == "customer"

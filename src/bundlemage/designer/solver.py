@@ -163,11 +163,14 @@ class BundleModel:
         self._limit(self.total(rules.size), *sizes)
         for each in rules.sums:
             self._limit(self.total(each), *bounds(each))
+            self._limit_alike(each, most > 0, *bounds(each))
         group_of_entry = np.repeat(np.arange(len(rules.groups)), np.diff(self._members.edges))
         reach = self._so_far + np.bincount(group_of_entry, most[self._members.values], len(rules.groups))
         binding = np.flatnonzero((rules.least > self._so_far) | (rules.most < reach)).tolist()
         for number in binding if counted is None else sorted(set(binding) & set(counted)):
-            self._limit(self.in_group(number), *bounds(rules.groups[number]))
+            limits = bounds(rules.groups[number])
+            if limits != (0, NO_LIMIT):
+                self._limit(self.in_group(number), *limits)
         if rules.earlier:
             self._keep_apart(*sizes)
 
@@ -195,6 +198,25 @@ class BundleModel:
     def _limit(self, total: Any, least: int, most: int) -> None:
         if least > 0 or most < NO_LIMIT:
             self.model.add_linear_constraint(total, least, most)
+
+    def _limit_alike(self, each: Sum, used: npt.NDArray[np.bool_], least: int, most: int) -> None:
+        """Adds what follows from the limits of a sum if all weights are alike, such as prices that end in .99.
+
+        If they differ by multiples of a step, the sum is the first weight times the number of items, plus a
+        multiple of the step. So few sums are possible for each number of items. The solver does not see this.
+        """
+        weights = each.weights[self.kinds[used]]
+        step = int(np.gcd.reduce(weights - weights[0])) if len(weights) else 0
+        if step < 2 or (least <= 0 and most >= NO_LIMIT):
+            return
+        first, highest = int(weights[0]), int(((weights - weights[0]) // step).max())
+        multiples = np.zeros(len(self.kinds), np.int64)
+        multiples[used] = (weights - first) // step
+        lowest = int(multiples.min())
+        steps = self.model.new_int_var(MOST_ITEMS * lowest, MOST_ITEMS * highest, "")
+        added = self.weighted(np.ones(len(self.kinds), np.int64))
+        self.model.add(steps == self.weighted(multiples))
+        self._limit(first * added + step * steps + each.of(self.inside), least, most)
 
     def _keep_apart(self, least: int, most: int) -> None:
         """Limits the items shared with earlier bundles. The limit depends on the smaller bundle."""
@@ -242,6 +264,7 @@ def _any_of(rules: Rules, scores: Floats, places: Integers, deadline: Deadline) 
     likely = np.rint(100 * np.maximum(scores[places], -50)).astype(np.int64) + 5000
     choice.model.maximize(choice.weighted(likely))
     solver = new_solver(rules.request.seed, max(1.0, deadline.left))
+    solver.parameters.linearization_level = 2
     status = solve(solver, choice.model, deadline)
     if status == cp().INFEASIBLE:
         return None

@@ -40,6 +40,8 @@ def languages() -> list[str]:
 
 def language_of(name: str) -> str:
     """Returns the language for a name such as `de`, `de_AT` or `de-AT`. Raises `ConfigError`."""
+    if not isinstance(name, str):
+        raise ConfigError(f"the language is {name!r}; expected a name such as 'de'")
     known = {each.lower(): each for each in languages()}
     wanted = name.replace("-", "_").lower()
     while wanted:

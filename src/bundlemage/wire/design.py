@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral
@@ -72,9 +72,13 @@ def _range_of(value: Any, least: Any) -> Any:
 
 
 def _list_of(value: Any) -> list[Any]:
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise ValueError(f"a list is expected: write [{value!r}]")  # noqa: TRY004
-    return [_text_of(each) for each in value]
+    try:
+        values = None if isinstance(value, str | bytes | Mapping) else list(value)
+    except TypeError:
+        values = None
+    if values is None:
+        raise ValueError(f"a list is expected: write [{value!r}]")
+    return [_text_of(each) for each in values]
 
 
 def _text_of(value: Any) -> str:
@@ -84,8 +88,8 @@ def _text_of(value: Any) -> str:
 
 
 def _dict_of(value: Any) -> dict[str, Any]:
-    if not isinstance(value or {}, Mapping):
-        raise ValueError("write {name: number}")  # noqa: TRY004  (pydantic passes a TypeError on)
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError("write {name: number}")
     return {str(name): number for name, number in (value or {}).items()}
 
 

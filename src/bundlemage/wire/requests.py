@@ -80,8 +80,8 @@ def _text_of_id(name: Any, info: ValidationInfo) -> Any:
 
 def _checked_number(value: Any) -> Any:
     """Refuse texts and booleans as numbers: a stock of `false` must not become 0. Used for bodies only."""
-    if isinstance(value, bool | str | bytes):
-        raise ValueError("should be a number")  # noqa: TRY004  (pydantic passes a TypeError on)
+    if isinstance(value, bool | str | bytes) or type(value).__name__ == "bool":  # also NumPy's
+        raise ValueError("should be a number")
     return value
 
 
