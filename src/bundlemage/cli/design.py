@@ -191,7 +191,8 @@ def _design_each(
         table.caption = f"and {len(found) - MOST_SHOWN:,} more"
     show.out.print(table)
     asked = sum(len(who) for _, who in found)
-    show.out.print(f"{len(found):,} different bundles for {asked:,} users")
+    bundles = "1 bundle" if len(found) == 1 else f"{len(found):,} different bundles"
+    show.out.print(f"{bundles} for {asked:,} users")
     if output is not None:
         show.out.print(f"written to {show.plain(output)}")
 
@@ -325,8 +326,9 @@ def _card(design: Design, shop: ShopSettings) -> Panel:
     before = ""
     if design.discount and design.list_price:
         before = f"  [dim][strike]{show.money(design.list_price, shop)}[/][/]"
-    price = "" if design.price is None else f"[bold]{show.money(design.price, shop)}[/]{off}{before}   "
-    last = [f"{price}[cyan]{design.score:.2%}[/] [dim]value {design.value:.3f}[/]"]
+    last = []
+    if design.price is not None:
+        last.append(f"[bold]{show.money(design.price, shop)}[/]{off}{before}")
     if design.expected_rank is not None:
         last.append(f"rank {design.expected_rank:,} among all bundles for this user")
     if design.expected_buyers is not None:
