@@ -92,6 +92,11 @@ def assemble(
                 value, more = ids.values[ids.codes[row]], int(unknown.sum()) - 1
                 place = checked[table].locate(row)
                 problems.append(unknown_id(column, value, more, place, checked[other].where))
+    pairs = [checked[table] for table in ("user_item", "user_bundle") if table in checked]
+    if len(pairs) == 2:
+        users, buyers = (table.columns["user_id"] for table in pairs)
+        if len(users.codes) and not set(users.values) & set(buyers.values):
+            problems.append(no_common_user(buyers.values[buyers.codes[0]], pairs[1].locate(0), pairs[0].where))
     if any(problem.severity == "error" for problem in problems):
         raise DataError(problems)
     dataset, again = _dataset(checked, name)
@@ -120,6 +125,14 @@ def unknown_id(column: str, value: str, more: int, place: tuple[str, int], known
         kind, fault = "item-not-in-catalogue", f"item {shown(value)} is in a bundle but not in"
         fix = "Add it to the catalogue, or correct the id"
     return Problem(kind, where, f"{fault} {known_where}", fix, line, value, more, severity="warning")
+
+
+def no_common_user(first: str, place: tuple[str, int], user_item: str) -> Problem:
+    """Returns the warning that nobody in `user_bundle` has an item. `first` is its first user, at `place`."""
+    where, line = place
+    message = f"no user of this table is in {user_item}; the first is {shown(first)}"
+    fix = "If the users are the same, write their ids alike in both; a spreadsheet drops the zeros of 007"
+    return Problem("no-common-user", where, message, fix, line, first, severity="warning")
 
 
 BOUGHT_AGAIN = "bought-again"
