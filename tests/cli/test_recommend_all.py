@@ -351,7 +351,8 @@ class TestOwned:
             said = run("recommend", model, "--user", user, "-k", 3).stdout
             for each in asked:
                 if each["owned"]:
-                    assert f"owns {len(each['owned'])} of {len(each['owned'] + each['missing'])} items" in said
+                    of = len(each["owned"] + each["missing"])
+                    assert f"owns {len(each['owned'])} of {of} items" in said
 
     def test_sold_out_bundles_come_last_or_not_at_all(self, model: Path, tmp_path: Path) -> None:
         found = {}

@@ -92,11 +92,11 @@ def assemble(
                 value, more = ids.values[ids.codes[row]], int(unknown.sum()) - 1
                 place = checked[table].locate(row)
                 problems.append(unknown_id(column, value, more, place, checked[other].where))
-    pairs = [checked[table] for table in ("user_item", "user_bundle") if table in checked]
-    if len(pairs) == 2:
-        users, buyers = (table.columns["user_id"] for table in pairs)
+    if {"user_item", "user_bundle"} <= checked.keys():
+        items, bundles = checked["user_item"], checked["user_bundle"]
+        users, buyers = items.columns["user_id"], bundles.columns["user_id"]
         if len(users.codes) and not set(users.values) & set(buyers.values):
-            problems.append(no_common_user(buyers.values[buyers.codes[0]], pairs[1].locate(0), pairs[0].where))
+            problems.append(no_common_user(buyers.values[buyers.codes[0]], bundles.locate(0), items.where))
     if any(problem.severity == "error" for problem in problems):
         raise DataError(problems)
     dataset, again = _dataset(checked, name)
