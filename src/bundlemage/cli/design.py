@@ -85,8 +85,8 @@ def design(
     """Design whole bundles for a user. Each meets all conditions and has a price, a score and reasons.
 
     With --users, --tag or other options of a segment, or with --everyone, the bundles are for these users
-    together: those that most of them would buy. With --each in addition, each user has a bundle of their own.
-    Equal ones are listed once.
+    together: those with the highest mean probability. With --each in addition, every user gets an own bundle;
+    equal bundles are listed once.
 
     If no bundle meets all conditions, the answer names the conditions that conflict, and changes that would
     allow a bundle.
@@ -277,9 +277,9 @@ def score_bundle(
     Options:
         --items ID,ID: The items of the bundle.
         --price: Price of the bundle. Default: the sum of the items' prices.
-        --discount: Instead of --price: a fraction off, such as 0.2.
+        --discount: Instead of --price: the discount on the sum of the items' prices, such as 0.2 for 20%.
         -k, --k: Number of users to list, and of similar bundles.
-        --sample N: Estimate from so many users, drawn at random. In a large shop this takes much less time.
+        --sample N: Estimate from N users, drawn at random. In a large shop this takes much less time.
         --least-chance: With --output: write the users with at least this chance. Default: the users above
             the forecast's threshold.
     """
@@ -342,7 +342,7 @@ def _card(design: Design, shop: ShopSettings) -> Panel:
 
 
 def _effects(numbers: Details, most: int) -> Table:
-    title = "each item and bundle, and how many times as likely it makes the answer"
+    title = "how many times as likely each item and bundle makes the answer"
     table = show.table(title, "because of", "", ">times", ">fit without it")
     for reason in numbers.reasons[:most]:
         name, times = show.name(reason.title, reason.id), exp(reason.effect)
