@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bundlemage import Segment
+from bundlemage.data.dataset import row_of
 from bundlemage.designer import conflict
 from bundlemage.recommender import Recommender
 from tests.cli.run import run, run_json
@@ -211,6 +212,22 @@ def test_designs_become_candidates_of_a_campaign(model: Recommender, folder: Pat
         shown = {row["bundle_id"]: float(row["price"]) for row in csv.DictReader(file)}
     prices = {name: design.price for name, (design, _) in zip(names, found, strict=True)}
     assert {name: shown[name] for name in names} == pytest.approx(prices)
+
+
+def test_bundles_of_the_shop_are_not_written_as_new_ones(
+    model: Recommender, folder: Path, user: str, tmp_path: Path
+) -> None:
+    listed, designs = tmp_path / "users.txt", tmp_path / "designs.csv"
+    listed.write_text(user)
+    items = [model.dataset.items[place] for place in row_of(model.dataset.bundle_item, 0)]
+    asked = ["design", folder, "--users", listed, "--each", "--must", ",".join(items), "--size", len(items)]
+    asked += ["--include-owned", "--any-stock"]
+    said = flat(run(*asked, "-o", designs).stdout)
+    assert f"as in {model.dataset.bundles[0]}" in said
+    assert "1 bundle for 1 user " in said
+    assert "without 1 that the shop already has" in said
+    assert designs.read_text().splitlines() == ["bundle_id,item_id,price"]
+    assert run_json(*asked)["bundles"][0]["same_as"] == model.dataset.bundles[0]
 
 
 @pytest.mark.parametrize(

@@ -167,23 +167,28 @@ def _design_each(
 ) -> None:
     with Shown(show.notes, "designs") as progress:
         found = model.design_each(users, request, progress=progress)
+    new = [bundle for bundle, _ in found if bundle.same_as is None]
     if output is not None:
         names = (f"design-{number}" for number in count(1))
         free = (name for name in names if name not in model.dataset.bundles)
-        named = zip(found, free, strict=False)
-        rows = [(name, item, bundle.price) for (bundle, _), name in named for item in bundle.ids]
+        rows = [
+            (name, item, bundle.price) for bundle, name in zip(new, free, strict=False) for item in bundle.ids
+        ]
         with output.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["bundle_id", "item_id", "price"])
             writer.writerows(rows)
     if as_json:
-        show.print_json(
-            {"bundles": [{"items": bundle.ids, "price": bundle.price, "users": who} for bundle, who in found]}
-        )
+        listed = [
+            {"items": bundle.ids, "price": bundle.price, "same_as": bundle.same_as, "users": who}
+            for bundle, who in found
+        ]
+        show.print_json({"bundles": listed})
         return
     table = show.table("the best bundle for each user", "bundle", ">price", ">users")
     for bundle, who in found[:MOST_SHOWN]:
         titles = ", ".join(item.title or item.id for item in bundle.items)
+        titles += f" (as in {bundle.same_as})" if bundle.same_as is not None else ""
         table.add_row(
             show.plain(titles), show.amount(bundle.price, model.shop_settings).strip(), f"{len(who):,}"
         )
@@ -192,9 +197,11 @@ def _design_each(
     show.out.print(table)
     asked = sum(len(who) for _, who in found)
     bundles = "1 bundle" if len(found) == 1 else f"{len(found):,} different bundles"
-    show.out.print(f"{bundles} for {asked:,} users")
+    show.out.print(f"{bundles} for {asked:,} user{'s' * (asked != 1)}")
     if output is not None:
-        show.out.print(f"written to {show.plain(output)}")
+        known = len(found) - len(new)
+        left_out = f", without {known:,} that the shop already has" if known else ""
+        show.out.print(f"written to {show.plain(output)}{left_out}")
 
 
 def explain(
