@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from bundlemage import Segment
+from bundlemage.cli.design import _card as card
 from bundlemage.data.dataset import row_of
 from bundlemage.designer import conflict
 from bundlemage.recommender import Recommender
+from bundlemage.wire.shop import ShopSettings
 from tests.cli.run import run, run_json
 from tests.designing import numbers
 from tests.small_shop import QUICK, small_shop
@@ -212,6 +214,18 @@ def test_designs_become_candidates_of_a_campaign(model: Recommender, folder: Pat
         shown = {row["bundle_id"]: float(row["price"]) for row in csv.DictReader(file)}
     prices = {name: design.price for name, (design, _) in zip(names, found, strict=True)}
     assert {name: shown[name] for name in names} == pytest.approx(prices)
+
+
+def test_a_card_says_which_price_is_missing(model: Recommender, user: str) -> None:
+    design = model.design(user, n=1)[0]
+    first = design.items[0].model_copy(update={"price": None})
+    unpriced = design.model_copy(update={"price": None, "items": (first, *design.items[1:])})
+    assert f"not known, because {first.title} [dim]{first.id}" in str(
+        card(unpriced, ShopSettings()).renderable
+    )
+    none = [item.model_copy(update={"price": None}) for item in design.items]
+    shop_without_prices = design.model_copy(update={"price": None, "items": tuple(none)})
+    assert "not known" not in str(card(shop_without_prices, ShopSettings()).renderable)
 
 
 def test_bundles_of_the_shop_are_not_written_as_new_ones(

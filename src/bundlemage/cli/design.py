@@ -336,13 +336,16 @@ def _card(design: Design, shop: ShopSettings) -> Panel:
     last = []
     if design.price is not None:
         last.append(f"[bold]{show.money(design.price, shop)}[/]{off}{before}")
+    elif any(item.price is not None for item in design.items):
+        unknown = next(item for item in design.items if item.price is None)
+        last.append(f"the price is not known, because {show.name(unknown.title, unknown.id)} has none")
     if design.expected_rank is not None:
         last.append(f"rank {design.expected_rank:,} among all bundles for this user")
     if design.expected_buyers is not None:
         last.append(
             f"about {design.expected_buyers:,.1f} users would buy it ({design.low:,} to {design.high:,})"
         )
-    body = "\n".join([*lines, "", *last])
+    body = "\n".join([*lines, *([""] if last else []), *last])
     known = "" if design.same_as is None else f", as in {show.plain(design.same_as)}"
     title = f"{design.rank}. {len(design.items)} items{known}"
     return Panel(body, title=title, title_align="left", width=100)
