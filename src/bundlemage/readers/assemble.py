@@ -83,6 +83,11 @@ def assemble(
             problems += faults
             if valid is not None:
                 checked[table] = valid
+    if {"user_item", "user_bundle"} <= checked.keys():
+        items, bundles = checked["user_item"], checked["user_bundle"]
+        users, buyers = items.columns["user_id"], bundles.columns["user_id"]
+        if len(users.codes) and not set(users.values) & set(buyers.values):
+            problems.append(no_common_user(buyers.values[buyers.codes[0]], bundles.locate(0), items.where))
     for table, column, other in CROSSINGS:
         if table in checked and other in checked:
             ids, known = checked[table].columns[column], set(checked[other].columns[column].values)
@@ -92,11 +97,6 @@ def assemble(
                 value, more = ids.values[ids.codes[row]], int(unknown.sum()) - 1
                 place = checked[table].locate(row)
                 problems.append(unknown_id(column, value, more, place, checked[other].where))
-    if {"user_item", "user_bundle"} <= checked.keys():
-        items, bundles = checked["user_item"], checked["user_bundle"]
-        users, buyers = items.columns["user_id"], bundles.columns["user_id"]
-        if len(users.codes) and not set(users.values) & set(buyers.values):
-            problems.append(no_common_user(buyers.values[buyers.codes[0]], bundles.locate(0), items.where))
     if any(problem.severity == "error" for problem in problems):
         raise DataError(problems)
     dataset, again = _dataset(checked, name)

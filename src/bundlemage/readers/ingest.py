@@ -185,6 +185,11 @@ class _Tables:
         for number, kind in enumerate(KINDS):
             self._progress("sorting ids", number, len(KINDS))
             self._order_ids(kind)
+        (common,) = self._row("SELECT count(*) FROM user_bundle SEMI JOIN user_item USING (user_id)")
+        if not common:
+            (value,) = self._row("SELECT arg_min(user_id, rowid) FROM user_bundle")
+            place, known = self._locate["user_bundle"](0), self._files["user_item"].where
+            problems.append(no_common_user(value, place, known))
         for table, column, other in CROSSINGS:
             if {table, other} <= self._locate.keys():
                 count, row, value = self._row(
@@ -194,11 +199,6 @@ class _Tables:
                 if count:
                     place, known = self._locate[table](row), self._files[other].where
                     problems.append(unknown_id(column, value, count - 1, place, known))
-        (common,) = self._row("SELECT count(*) FROM user_bundle SEMI JOIN user_item USING (user_id)")
-        if not common:
-            (value,) = self._row("SELECT arg_min(user_id, rowid) FROM user_bundle")
-            place, known = self._locate["user_bundle"](0), self._files["user_item"].where
-            problems.append(no_common_user(value, place, known))
         return problems
 
     def _load_pairs(self, table: str, files: TableFiles) -> list[Problem]:
