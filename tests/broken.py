@@ -91,6 +91,13 @@ BROKEN: dict[str, Broken] = {
         "bundle_item.csv: the table 'bundle_item' is missing. Put bundle_item.csv (or .tsv, .csv.gz, "
         ".tsv.gz, .parquet) in the folder, with the columns bundle_id and item_id",
     ),
+    "no table of single items": Broken(
+        with_files(user_item_csv=None),
+        "missing-file",
+        "user_item.csv: the table 'user_item' is missing. Put user_item.csv (or .tsv, .csv.gz, .tsv.gz, "
+        ".parquet) in the folder, with the columns user_id and item_id; if users buy no single items, "
+        "write only these column names into it",
+    ),
     "a table under a wrong name": Broken(
         _renamed,
         "missing-file",
@@ -304,6 +311,13 @@ BROKEN: dict[str, Broken] = {
         "empty-bundle",
         "user_bundle.csv:4: bundle 'b3' has no items in bundle_item.csv (1 more like this). "
         "Add its items there, or remove the bundle",
+        "warning",
+    ),
+    "users with other ids": Broken(
+        with_files(user_item_csv="user_id,item_id\n7,i1\n", user_bundle_csv="user_id,bundle_id\n007,b1\n"),
+        "no-common-user",
+        "user_bundle.csv:2: no user of this table is in user_item.csv; the first is '007'. "
+        "If the users are the same, write their ids alike in both; a spreadsheet drops the zeros of 007",
         "warning",
     ),
     "an item outside the catalogue": Broken(

@@ -321,7 +321,7 @@ class Asker:
         progress: Progress = in_silence,
         **conditions: Any,
     ) -> Designs:
-        """Returns whole bundles for several users together: those that most of them would buy.
+        """Returns whole bundles for several users together: those with the highest mean probability.
 
         `users` are ids or histories, or a segment, such as `Segment(tag="Horror")`; None: all users of the
         shop. The search uses at most 200 of them, drawn at random, and the number of buyers is estimated from

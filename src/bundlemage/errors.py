@@ -126,8 +126,10 @@ class UnknownIdError(BundleMageError):
     def __init__(self, kind: str, unknown: Sequence[str], known: Iterable[str]) -> None:
         first = unknown[0]
         # Fuzzy matching in a large catalogue takes seconds. Only ids with the same first letter are compared.
-        pool = [name for name in known if name[:1].casefold() == first[:1].casefold()][:5000]
-        close = get_close_matches(first, pool, n=3)
+        names = list(known)
+        pool = [name for name in names if name[:1].casefold() == first[:1].casefold()][:5000]
+        same_number = [name for name in names if first.isdigit() and name.lstrip("0") == first.lstrip("0")]
+        close = same_number[:3] or get_close_matches(first, pool, n=3)
         more = f" (and {len(unknown) - 1:,} more)" if len(unknown) > 1 else ""
         self.hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         super().__init__(

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from bundlemage import Segment
+from bundlemage.cli.design import _card as card
+from bundlemage.data.dataset import row_of
 from bundlemage.designer import conflict
 from bundlemage.recommender import Recommender
+from bundlemage.wire.shop import ShopSettings
 from tests.cli.run import run, run_json
 from tests.designing import numbers
 from tests.small_shop import QUICK, small_shop
@@ -85,7 +88,6 @@ def test_designs_are_those_of_the_recommender(model: Recommender, folder: Path, 
     cards = flat(run(*arguments).stdout)
     assert f"1. {len(designed.items)} items" in cards
     assert f"{designed.price:,.2f} −20% {designed.list_price:,.2f}" in cards
-    assert f"{designed.score:.2%}" in cards
     assert cards.count("in the bundle already") == len(expected)
     for item in designed.items:
         assert item.id in cards
@@ -224,6 +226,34 @@ def test_designs_for_a_segment_are_written_too(model: Recommender, folder: Path,
     assert [row["item_id"] for row in rows] == [item for design in found for item in design.ids]
     assert len({row["bundle_id"] for row in rows}) == 2
     run("campaign", folder, "-o", tmp_path / "plan", "--new-bundles", designs)
+
+
+def test_a_card_says_which_price_is_missing(model: Recommender, user: str) -> None:
+    design = model.design(user, n=1)[0]
+    first = design.items[0].model_copy(update={"price": None})
+    unpriced = design.model_copy(update={"price": None, "items": (first, *design.items[1:])})
+    assert f"not known, because {first.title} [dim]{first.id}" in str(
+        card(unpriced, ShopSettings()).renderable
+    )
+    none = [item.model_copy(update={"price": None}) for item in design.items]
+    shop_without_prices = design.model_copy(update={"price": None, "items": tuple(none)})
+    assert "not known" not in str(card(shop_without_prices, ShopSettings()).renderable)
+
+
+def test_bundles_of_the_shop_are_not_written_as_new_ones(
+    model: Recommender, folder: Path, user: str, tmp_path: Path
+) -> None:
+    listed, designs = tmp_path / "users.txt", tmp_path / "designs.csv"
+    listed.write_text(user)
+    items = [model.dataset.items[place] for place in row_of(model.dataset.bundle_item, 0)]
+    asked = ["design", folder, "--users", listed, "--each", "--must", ",".join(items), "--size", len(items)]
+    asked += ["--include-owned", "--any-stock"]
+    said = flat(run(*asked, "-o", designs).stdout)
+    assert f"as in {model.dataset.bundles[0]}" in said
+    assert "1 bundle for 1 user " in said
+    assert "without 1 that the shop already has" in said
+    assert designs.read_text().splitlines() == ["bundle_id,item_id,price"]
+    assert run_json(*asked)["bundles"][0]["same_as"] == model.dataset.bundles[0]
 
 
 @pytest.mark.parametrize(

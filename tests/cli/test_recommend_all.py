@@ -351,7 +351,8 @@ class TestOwned:
             said = run("recommend", model, "--user", user, "-k", 3).stdout
             for each in asked:
                 if each["owned"]:
-                    assert f"you own {len(each['owned'])} of {len(each['owned'] + each['missing'])}" in said
+                    of = len(each["owned"] + each["missing"])
+                    assert f"owns {len(each['owned'])} of {of} items" in said
             box = ("--new-bundle", "box=g0022,g0401", "--sells-like", "box=b0166", "-k", 240)
             new = {each["id"]: each for each in run_json("recommend", model, "--user", user, *box)["bundles"]}
             said = run("recommend", model, "--user", user, *box).stdout

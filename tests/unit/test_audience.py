@@ -402,7 +402,7 @@ def test_numbers_that_tell_nothing_are_not_given(
     assert answers[0].replacement is not None
     assert answers[0].replacement.expected is None
     assert answers[0].note is not None
-    assert "no number is given for the bundle with other items" in answers[0].note
+    assert "the weakest item and the better one have no numbers" in answers[0].note
     contents = apart.dataset.bundle_item
     for taste, other in ((0, 7), (1, 6)):  # of many users, and of few
         liked, rare = (

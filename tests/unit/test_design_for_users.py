@@ -100,6 +100,18 @@ class TestExisting:
         ]
         assert sum(named), "in none of these cases is a bundle of the shop better"
 
+    def test_a_proposal_is_not_better_than_itself(self, sample: Recommender) -> None:
+        """A bundle of the shop that sells well has a higher value than the same items as a new bundle."""
+        bundles, proposed = sample.dataset.bundle_item, 0
+        for place in np.argsort(-sample.dataset.user_bundle.sum(axis=0).A1)[:5].tolist():
+            items = [sample.dataset.items[item] for item in row_of(bundles, place)]
+            request: dict[str, Any] = {"must": items, "size": len(items), "not_owned": False}
+            answer = sample.design("u0007", **request, in_stock=False, reasons=False, buyers=False)
+            if (name := answer[0].same_as) is not None:
+                proposed += name == sample.dataset.bundles[place]
+                assert answer.better_existing is None
+        assert proposed
+
     def named(self, tiny: Recommender, request_: dict[str, Any]) -> int:
         """How many users are told a better bundle. It is found once more by a plain loop over the bundles of
         the shop, none of which has a price of its own."""

@@ -604,7 +604,11 @@ class TestChoice:
         if cases.candidates is None:
             assert found.with_rule == pytest.approx(float(np.mean(gains)), abs=2e-3)
         assert "owned=demote" in str(found)
+        assert "changes nothing: nDCG@5 is 0.1234 with and without it" in str(
+            replace(found, without=0.12342, with_rule=0.12338)
+        )
         shown = effect(model.model, cases, data, ShopSettings(owned="show"))
+        assert "also shown bundles that they have" in str(shown)
         assert shown.with_rule == shown.without == found.without
 
 

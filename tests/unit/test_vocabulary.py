@@ -73,6 +73,11 @@ def test_nothing_alike_gives_no_suggestion() -> None:
     assert "Did you mean" not in str(error.value)
 
 
+def test_zeros_that_a_spreadsheet_has_dropped_are_suggested() -> None:
+    with pytest.raises(UnknownIdError, match="Did you mean '00007'"):
+        Vocabulary("user", ["00006", "00007", "70007"]).position("7")
+
+
 def test_known_keeps_the_known_in_order() -> None:
     assert Vocabulary("item", ["a", "b", "c"]).known(["c", "x", "a"]) == ["c", "a"]
 

@@ -15,6 +15,7 @@ from bundlemage.campaigns.chances import Numbers
 from bundlemage.campaigns.estimate import estimated
 from bundlemage.campaigns.everyone import Everyone, UserBatches
 from bundlemage.campaigns.new_bundles import NewBundleCalibration, shifts
+from bundlemage.campaigns.sample import TYPICAL
 from bundlemage.core.answering import nearest
 from bundlemage.core.filters import Filter, Mask, Shelf
 from bundlemage.core.history import Id
@@ -173,11 +174,7 @@ def _positions(shop: Shop, items: Sequence[Id]) -> tuple[int, ...]:
     return inside
 
 
-ALIKE = (
-    "A check on bundles held out of training found no sign that forecasts tell which new bundles sell better "
-    "than others in this shop. So the number is that of a typical new bundle, and no number is given for the "
-    "bundle with other items."
-)
+ALIKE = f"{TYPICAL} For the same reason, the weakest item and the better one have no numbers."
 UNCALIBRATED = (
     "This model was saved by an earlier version or fitted with calibrate=False, so the number of buyers is "
     "unknown. Its probabilities can only rank users and items. Train it again."

@@ -164,21 +164,24 @@ class NewBundleCalibration:
         """A sentence or two."""
         if self.reason is not None:
             return f"The model does not forecast how many users would buy a new bundle: {self.reason}."
-        tells = "They tell which of two new bundles sells better"
+        how = f"which of two new bundles sells better (rank correlation {self.correlation:.2f})"
+        tells = f"They tell {how}."
         if not self.tells_apart:
-            tells = "They do not tell which of two new bundles sells better, so each has a typical number"
+            tells = f"They do not tell {how}, so each gets the number of buyers of a typical bundle."
         return (
             f"Forecasts for new bundles were checked on {self.held_out:,} bundles held out of training. "
             f"These had {self.purchases / self.held_out:,.1f} buyers on average, and forecasts were wrong by "
-            f"{self.error:,.1f} on average. {tells} (rank correlation {self.correlation:.2f})."
+            f"{self.error:,.1f} on average. {tells}"
         )
 
     def __str__(self) -> str:
         """A paragraph for the model card."""
         if self.reason is not None:
             return self.in_short
-        of = f"an interval that was fitted without the bundle for {self.covered:.0%} of these bundles"
-        return f"{self.in_short} The number of buyers was in {of}."
+        return (
+            f"{self.in_short} For {self.covered:.0%} of these bundles, the number of buyers was in the "
+            "interval, which was fitted without the bundle."
+        )
 
 
 def _sums(lifts: AnyNumbers, counts: AnyNumbers, weights: AnyNumbers, fit: float, activity: float) -> Numbers:

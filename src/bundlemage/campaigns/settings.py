@@ -51,7 +51,7 @@ class Campaign(BaseModel):
     sold_out: Literal["hide", "show"] = "hide"
     """Whether bundles with a sold-out item are left out or may be shown."""
     owned: OwnedRule | None = None
-    """What happens to bundles whose items the user owns. None: as in the settings of the shop. With `demote`,
+    """What happens to bundles whose items the user owns. The default is the shop's setting. With `demote`,
     the chance of a mostly owned bundle is multiplied by the share of its items that is missing."""
     shown_at_most: Count | None = None
     """Maximum number of users that a bundle is shown to."""

@@ -54,7 +54,7 @@ def recommend(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Recommend the bundles that fit a user best, or all users.
+    """Recommend the bundles that fit a user best, or write those for all users to a file.
 
     For all users on a cluster, or to a folder of files, use 'bundlemage recommend-all'.
 

@@ -185,7 +185,7 @@ class FromModel:
                 metavar, words = "MOST|LEAST-MOST", f"{words} '20-' is at least 20."
             kind, default = str | None, None if default is None else f"{default.least}-{default.most}"
         elif get_origin(kind) is Literal:
-            kind = str
+            kind, metavar = str, f"<{'|'.join(map(str, get_args(kind)))}>"
         elif default is True and name not in self.names:
             names = (f"{_flag(name)}/--no-{name.replace('_', '-')}",)
         annotation = kind | None if default is None else kind

@@ -85,8 +85,8 @@ def design(
     """Design whole bundles for a user. Each meets all conditions and has a price, a score and reasons.
 
     With --users, --tag or other options of a segment, or with --everyone, the bundles are for these users
-    together: those that most of them would buy. With --each in addition, each user has a bundle of their own.
-    Equal ones are listed once.
+    together: those with the highest mean probability. With --each in addition, every user gets an own bundle;
+    equal bundles are listed once.
 
     If no bundle meets all conditions, the answer names the conditions that conflict, and changes that would
     allow a bundle.
@@ -121,14 +121,14 @@ def design(
             return
         designs = model.design_many(several, request)
         if output is not None:
-            _write(designs, model, output)
+            written = _write(designs, model, output)
         if as_json:
             show.print_json({"users": len(several), **designs.model_dump(mode="json")})
             return
         show.out.print(f"bundles for {len(several):,} users together")
         _print(designs, model.shop_settings)
         if output is not None:
-            show.out.print(f"written to {show.plain(output)}")
+            show.out.print(written)
         return
     asked = user_in_data(model, user)
     note_unknown(model, user, asked)
@@ -162,15 +162,20 @@ def _print(designs: Designs, shop: ShopSettings) -> None:
         show.notes.print("[yellow]note:[/] time ran out; these are the best bundles so far")
 
 
-def _write(designs: Iterable[Design], model: Recommender, output: Path) -> None:
-    """Writes designs as a file for `campaign --new-bundles`, under ids that no bundle of the shop has."""
+def _write(designs: Sequence[Design], model: Recommender, output: Path) -> str:
+    """Writes the designs that the shop does not have yet as a file for `campaign --new-bundles`, under ids
+    that no bundle of the shop has. Returns what to print."""
+    new = [design for design in designs if design.same_as is None]
     names = (f"design-{number}" for number in count(1))
     free = (name for name in names if name not in model.dataset.bundles)
     with output.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["bundle_id", "item_id", "price"])
-        for bundle, name in zip(designs, free, strict=False):
+        for bundle, name in zip(new, free, strict=False):
             writer.writerows((name, item, bundle.price) for item in bundle.ids)
+    known = len(designs) - len(new)
+    left_out = f", without {known:,} that the shop already has" if known else ""
+    return f"written to {show.plain(output)}{left_out}"
 
 
 def _design_each(
@@ -183,15 +188,18 @@ def _design_each(
     with Shown(show.notes, "designs") as progress:
         found = model.design_each(users, request, progress=progress)
     if output is not None:
-        _write([bundle for bundle, _ in found], model, output)
+        written = _write([bundle for bundle, _ in found], model, output)
     if as_json:
-        show.print_json(
-            {"bundles": [{"items": bundle.ids, "price": bundle.price, "users": who} for bundle, who in found]}
-        )
+        listed = [
+            {"items": bundle.ids, "price": bundle.price, "same_as": bundle.same_as, "users": who}
+            for bundle, who in found
+        ]
+        show.print_json({"bundles": listed})
         return
     table = show.table("the best bundle for each user", "bundle", ">price", ">users")
     for bundle, who in found[:MOST_SHOWN]:
         titles = ", ".join(item.title or item.id for item in bundle.items)
+        titles += f" (as in {bundle.same_as})" if bundle.same_as is not None else ""
         table.add_row(
             show.plain(titles), show.amount(bundle.price, model.shop_settings).strip(), f"{len(who):,}"
         )
@@ -199,9 +207,10 @@ def _design_each(
         table.caption = f"and {len(found) - MOST_SHOWN:,} more"
     show.out.print(table)
     asked = sum(len(who) for _, who in found)
-    show.out.print(f"{len(found):,} different bundles for {asked:,} users")
+    bundles = "1 bundle" if len(found) == 1 else f"{len(found):,} different bundles"
+    show.out.print(f"{bundles} for {asked:,} user{'s' * (asked != 1)}")
     if output is not None:
-        show.out.print(f"written to {show.plain(output)}")
+        show.out.print(written)
 
 
 def explain(
@@ -284,9 +293,9 @@ def score_bundle(
     Options:
         --items ID,ID: The items of the bundle.
         --price: Price of the bundle. Default: the sum of the items' prices.
-        --discount: Instead of --price: a fraction off, such as 0.2.
+        --discount: Instead of --price: the discount on the sum of the items' prices, such as 0.2 for 20%.
         -k, --k: Number of users to list, and of similar bundles.
-        --sample N: Estimate from so many users, drawn at random. In a large shop this takes much less time.
+        --sample N: Estimate from N users, drawn at random. In a large shop this takes much less time.
         --least-chance: With --output: write the users with at least this chance. Default: the users above
             the forecast's threshold.
     """
@@ -333,22 +342,26 @@ def _card(design: Design, shop: ShopSettings) -> Panel:
     before = ""
     if design.discount and design.list_price:
         before = f"  [dim][strike]{show.money(design.list_price, shop)}[/][/]"
-    price = "" if design.price is None else f"[bold]{show.money(design.price, shop)}[/]{off}{before}   "
-    last = [f"{price}[cyan]{design.score:.2%}[/] [dim]value {design.value:.3f}[/]"]
+    last = []
+    if design.price is not None:
+        last.append(f"[bold]{show.money(design.price, shop)}[/]{off}{before}")
+    elif any(item.price is not None for item in design.items):
+        unknown = next(item for item in design.items if item.price is None)
+        last.append(f"the price is not known, because {show.name(unknown.title, unknown.id)} has none")
     if design.expected_rank is not None:
         last.append(f"rank {design.expected_rank:,} among all bundles for this user")
     if design.expected_buyers is not None:
         last.append(
             f"about {_buyers(design.expected_buyers)} users would buy it ({design.low:,} to {design.high:,})"
         )
-    body = "\n".join([*lines, "", *last])
+    body = "\n".join([*lines, *([""] if last else []), *last])
     known = "" if design.same_as is None else f", as in {show.plain(design.same_as)}"
     title = f"{design.rank}. {len(design.items)} items{known}"
     return Panel(body, title=title, title_align="left", width=100)
 
 
 def _effects(numbers: Details, most: int) -> Table:
-    title = "each item and bundle, and how many times as likely it makes the answer"
+    title = "how many times as likely each item and bundle makes the answer"
     table = show.table(title, "because of", "", ">times", ">fit without it")
     for reason in numbers.reasons[:most]:
         name, times = show.name(reason.title, reason.id), exp(reason.effect)

@@ -192,10 +192,10 @@ def _segment(
 
     Users:
         --tag TAG: Only users who own an item with this tag, alone or in a bundle.
-        --least-items N: Only users with at least so many items of their own.
-        --most-items N: Only users with at most so many items of their own.
-        --least-bundles N: Only users with at least so many bundles.
-        --most-bundles N: Only users with at most so many bundles.
+        --least-items N: Only users with at least N items of their own.
+        --most-items N: Only users with at most N items of their own.
+        --least-bundles N: Only users with at least N bundles.
+        --most-bundles N: Only users with at most N bundles.
         --users FILE: Only the users of this text file, which has one id per line.
     """
     from bundlemage.core.segments import Segment

@@ -214,8 +214,9 @@ def _bundle_card(dataset: BundleDataset, answer: RecommendedBundle, new: bool, s
     if tags:
         details.append(f"[dim]{plain(', '.join(tags[:3]))}[/]")
     if answer.owned:
-        of = f"you own {len(answer.owned):,} of {len(answer.owned) + len(answer.missing):,}"
-        pay = "" if answer.to_pay is None else f", {money(answer.to_pay, shop)} to pay"
+        of = f"owns {len(answer.owned):,} of {len(answer.owned) + len(answer.missing):,} items"
+        less = answer.to_pay is not None and answer.to_pay != answer.price
+        pay = f", pays {money(answer.to_pay or 0, shop)}" if less else ""
         details.append(f"[yellow]{of}{pay}[/]")
     if answer.sold_out:
         details.append("[red]sold out[/]")

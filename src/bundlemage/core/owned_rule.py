@@ -37,20 +37,20 @@ class RuleEffect:
 
     def __str__(self) -> str:
         if self.rule == "show":
-            return "What users own changes no order (owned=show), so the figures are those of the service."
+            return (
+                "Users are also shown bundles that they have (owned=show). The figures are about the others: "
+                "the test cases are bundles that the user did not have."
+            )
         how = f"owned={self.rule}, mostly_owned={self.mostly_owned:.2g}"
-        change = self.with_rule - self.without
-        said = (
-            f"gains {change:.4f}"
-            if change > 0
-            else f"costs {-change:.4f}"
-            if change < 0
-            else "changes nothing"
-        )
-        told = (
-            f"The rule about owned bundles ({how}) {said}: nDCG@{K} is {self.with_rule:.4f} with it and "
-            f"{self.without:.4f} without it."
-        )
+        change = round(self.with_rule, 4) - round(self.without, 4)  # the figures that are printed
+        told = f"The rule about owned bundles ({how}) "
+        if change:
+            told += (
+                f"{'gains' if change > 0 else 'costs'} {abs(change):.4f}: nDCG@{K} is {self.with_rule:.4f} "
+                f"with it and {self.without:.4f} without it."
+            )
+        else:
+            told += f"changes nothing: nDCG@{K} is {self.without:.4f} with and without it."
         if self.wholly_owned < OFTEN:
             return told
         return (

@@ -94,7 +94,7 @@ def design(
     )
     return Designs(
         bundles=bundles,
-        better_existing=_better_existing(objective, rules, shop, worths[0]) if taking.able else None,
+        better_existing=_better_existing(objective, rules, shop, worths) if taking.able else None,
         note=None if taking.able else Matcher.lacks.format(title=model.title) + ".",
         method=request.method,
         seconds=deadline.taken,
@@ -181,9 +181,12 @@ class _Search:
         return best
 
 
-def _better_existing(objective: Objective, rules: Rules, shop: Shop, best: Worth) -> BetterExisting | None:
+def _better_existing(
+    objective: Objective, rules: Rules, shop: Shop, proposed: Sequence[Worth]
+) -> BetterExisting | None:
     """Returns the best of the `EXISTING` likeliest bundles of the shop that satisfy the rules; None if its
-    value is not higher than that of `best`."""
+    value is not higher than that of the best proposal. A bundle that is itself proposed is never better."""
+    chosen = {frozenset(worth.added) for worth in proposed}
     in_stock = any(rules.rules[number].kind == "in_stock" for number in rules.bans)
     places, logs = objective.taking.existing(in_stock)
     contents, shelf = shop.dataset.bundle_item, shop.bundle_shelf
@@ -198,7 +201,9 @@ def _better_existing(objective: Objective, rules: Rules, shop: Shop, best: Worth
     for place, log in zip(places[fits[places]].tolist(), logs[fits[places]].tolist(), strict=True):
         inside = row_of(contents, place).tolist()
         added = tuple(item for item in inside if item not in rules.start)
-        if set(rules.start) <= set(inside) and rules.satisfied(added, shelf.facts(place).price):
+        if frozenset(added) in chosen or not set(rules.start) <= set(inside):
+            continue
+        if rules.satisfied(added, shelf.facts(place).price):
             found.append((place, log, added))
             if len(found) == EXISTING:
                 break
@@ -206,7 +211,7 @@ def _better_existing(objective: Objective, rules: Rules, shop: Shop, best: Worth
         return None
     worths = objective.worth([added for *_, added in found], np.array([log for _, log, _ in found]))
     (place, _, added), worth = max(zip(found, worths, strict=True), key=lambda each: each[1].value)
-    if worth.value <= best.value + 1e-9:
+    if worth.value <= proposed[0].value + 1e-9:
         return None
     facts = shelf.facts(place)
     own, discount = shop.bundle_facts(np.array([place]))

@@ -83,6 +83,11 @@ def assemble(
             problems += faults
             if valid is not None:
                 checked[table] = valid
+    if {"user_item", "user_bundle"} <= checked.keys():
+        items, bundles = checked["user_item"], checked["user_bundle"]
+        users, buyers = items.columns["user_id"], bundles.columns["user_id"]
+        if len(users.codes) and not set(users.values) & set(buyers.values):
+            problems.append(no_common_user(buyers.values[buyers.codes[0]], bundles.locate(0), items.where))
     for table, column, other in CROSSINGS:
         if table in checked and other in checked:
             ids, known = checked[table].columns[column], set(checked[other].columns[column].values)
@@ -120,6 +125,14 @@ def unknown_id(column: str, value: str, more: int, place: tuple[str, int], known
         kind, fault = "item-not-in-catalogue", f"item {shown(value)} is in a bundle but not in"
         fix = "Add it to the catalogue, or correct the id"
     return Problem(kind, where, f"{fault} {known_where}", fix, line, value, more, severity="warning")
+
+
+def no_common_user(first: str, place: tuple[str, int], user_item: str) -> Problem:
+    """Returns the warning that nobody in `user_bundle` has an item. `first` is its first user, at `place`."""
+    where, line = place
+    message = f"no user of this table is in {user_item}; the first is {shown(first)}"
+    fix = "If the users are the same, write their ids alike in both; a spreadsheet drops the zeros of 007"
+    return Problem("no-common-user", where, message, fix, line, first, severity="warning")
 
 
 BOUGHT_AGAIN = "bought-again"

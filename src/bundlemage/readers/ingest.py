@@ -38,7 +38,7 @@ from bundlemage.data.shards import (
 from bundlemage.errors import BundleMageError, DataError, Problem, worst_first
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers import load
-from bundlemage.readers.assemble import CROSSINGS, TableData, bought_again, unknown_id
+from bundlemage.readers.assemble import CROSSINGS, TableData, bought_again, no_common_user, unknown_id
 from bundlemage.readers.columns import CATALOGUE_SCHEMAS, TABLES, Columns
 from bundlemage.readers.files import batches, locator, read_table, same_fault_once
 from bundlemage.readers.places import Place, TableFiles, find, place
@@ -185,6 +185,11 @@ class _Tables:
         for number, kind in enumerate(KINDS):
             self._progress("sorting ids", number, len(KINDS))
             self._order_ids(kind)
+        (common,) = self._row("SELECT count(*) FROM user_bundle SEMI JOIN user_item USING (user_id)")
+        if not common:
+            (value,) = self._row("SELECT arg_min(user_id, rowid) FROM user_bundle")
+            place, known = self._locate["user_bundle"](0), self._files["user_item"].where
+            problems.append(no_common_user(value, place, known))
         for table, column, other in CROSSINGS:
             if {table, other} <= self._locate.keys():
                 count, row, value = self._row(

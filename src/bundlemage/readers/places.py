@@ -213,6 +213,8 @@ def find(where: Place) -> tuple[dict[str, TableFiles], list[Problem]]:
                 f"Put {table}.csv (or {', '.join(EXTENSIONS[1:])}) in the folder, "
                 f"with the columns {' and '.join(TABLES[table])}{rename}"
             )
+            if table == "user_item" and not rename:
+                fix += "; if users buy no single items, write only these column names into it"
             problems.append(Problem("missing-file", f"{table}.csv", f"the table {table!r} is missing", fix))
     not_read = [name for name in others if name in TABLES or _is_data(name)]
     if not_read:
