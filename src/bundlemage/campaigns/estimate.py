@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -34,12 +35,17 @@ def estimated(terms: Numbers, buying: Numbers, counting: Numbers, of: int, seed:
     size = terms.shape[1]
     columns = np.concatenate([terms, buying[None], counting[None]])  # [5, sample]
     found = columns.sum(1)
-    random, spread = np.random.default_rng(seed), math.sqrt(max(0.0, 1 - size / of))
-    drawn = np.empty((len(columns), REPLICATES))
-    for place in range(REPLICATES):
-        times = np.bincount(random.integers(size, size=size), minlength=size)
-        drawn[:, place] = columns @ times
-    drawn = found[:, None] + spread * (drawn - found[:, None])
+    spread = math.sqrt(max(0.0, 1 - size / of))
+    drawn = found[:, None] + spread * (columns @ _times(size, seed) - found[:, None])
     scale = of / size
     shares = np.clip(drawn[4] / np.maximum(drawn[3], 1e-99), 0.0, 1.0)
     return Estimated(found[:3] * scale, np.maximum(drawn[:3], 0.0) * scale, shares)
+
+
+@lru_cache(maxsize=2)  # the bundles of one question have the same users
+def _times(size: int, seed: int) -> Numbers:
+    """How often each user is drawn, in each replicate."""  # [size, REPLICATES]
+    random, times = np.random.default_rng(seed), np.empty((size, REPLICATES))
+    for place in range(REPLICATES):
+        times[:, place] = np.bincount(random.integers(size, size=size), minlength=size)
+    return times

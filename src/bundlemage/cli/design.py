@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from math import exp
 from pathlib import Path
@@ -121,7 +121,7 @@ def design(
             return
         designs = model.design_many(several, request)
         if output is not None:
-            written = _write(designs, model, output)
+            written = _write(list(designs), model, output)
         if as_json:
             show.print_json({"users": len(several), **designs.model_dump(mode="json")})
             return

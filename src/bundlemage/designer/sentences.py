@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import get_args
 
 from bundlemage.errors import ConfigError
@@ -125,9 +126,14 @@ class Sentences:
         return self._messages.gettext("%(title)s") % {"title": _tidy(title)}
 
     def _number(self, count: int) -> str:
-        from babel.numbers import format_decimal
+        return _written(count, self.language)
 
-        return format_decimal(count, locale=self.language)
+
+@lru_cache(maxsize=4096)
+def _written(count: int, language: str) -> str:
+    from babel.numbers import format_decimal
+
+    return format_decimal(count, locale=language)
 
 
 def _tidy(title: str) -> str:
