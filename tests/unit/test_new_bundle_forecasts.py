@@ -198,7 +198,7 @@ def test_an_interval_of_an_estimate_mixes_all_possible_means() -> None:
         sums = np.array([[4000.0], [2000.0], [4000.0]]) * random.lognormal(0, 0.1, (1, 50))
         means = [np.exp(intercept) * sums[1] for intercept, _ in resampled]
         assert np.size(means) > module.MIXED
-        exact = interval(np.ravel(means), dispersion)
+        exact = [float(end) for end in interval(np.ravel(means), dispersion)]
         assert list(calibration.interval(sums)) == pytest.approx(exact, rel=0.01, abs=1)
 
 
