@@ -172,6 +172,7 @@ def _design_each(
         free = (name for name in names if name not in model.dataset.bundles)
         named = zip(found, free, strict=False)
         rows = [(name, item, bundle.price) for (bundle, _), name in named for item in bundle.ids]
+        output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["bundle_id", "item_id", "price"])
@@ -192,6 +193,8 @@ def _design_each(
     show.out.print(table)
     asked = sum(len(who) for _, who in found)
     show.out.print(f"{len(found):,} different bundles for {asked:,} users")
+    if asked < len(users):
+        show.notes.print(f"[yellow]note:[/] for {len(users) - asked:,} users no bundle is possible")
     if output is not None:
         show.out.print(f"written to {show.plain(output)}")
 
