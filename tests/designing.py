@@ -330,19 +330,19 @@ def possible(
         there = sum(tag in goods.tags[item] for item in start)
         inside = {place[item]: 1.0 for item in goods.tagged.get(tag, ()) if item in place}
         lines.append((inside, low - there, high - there))
-    cents = {round(100 * (goods.price[item] or 0)) % 100 for item in [*free, *start]} if has_budget else set()
+    endings = {round(100 * (goods.price[item] or 0)) % 100 for item in [*free, *start]}
     low, high = rules.get(("budget_min", ""), 0), rules.get(("budget_max", ""), math.inf)
-    if len(cents) != 1 or asked["discount"] or high - low >= 1:
+    if not has_budget or len(endings) != 1 or asked["discount"] or high - low >= 1:
         return _solvable(lines, lowest, highest)
     # All prices end alike, and less than 1.00 is allowed: the solver needs long to see what each size costs.
-    each, number = lines[0][0], len(start)
-    whole = {place[item]: math.floor(goods.price[item] or 0) for item in free}
+    each, (ending,) = lines[0][0], endings
+    whole = {place[item]: float(math.floor(goods.price[item] or 0)) for item in free}
     there = sum(math.floor(goods.price[item] or 0) for item in start)
     for added in range(1, min(len(free), 100) + 1):
-        ends = (number + added) * cents.copy().pop() / 100
+        ends = (len(start) + added) * ending / 100
         least, most = math.ceil(low - ends - 1e-6) - there, math.floor(high - ends + 1e-6) - there
-        fixed = [(each, added, added), (whole, least, most)]
-        if least <= most and _solvable([*lines, *fixed], lowest, highest):
+        of_size = [*lines, (each, float(added), float(added)), (whole, float(least), float(most))]
+        if least <= most and _solvable(of_size, lowest, highest):
             return True
     return False
 

@@ -39,6 +39,7 @@ from bundlemage.designer.sentences import Sentences
 from bundlemage.errors import (
     BundleMageError,
     ConfigError,
+    OutOfTimeError,
     UnsupportedError,
     check_whole,
     dict_of,
@@ -324,9 +325,10 @@ class Asker:
         """Returns whole bundles for several users together: those with the highest mean probability.
 
         `users` are ids or histories, or a segment, such as `Segment(tag="Horror")`; None: all users of the
-        shop. The search uses at most 200 of them, drawn at random, and the number of buyers is estimated from
-        at most 2,000. A user who has any item of a bundle does not count in the search; with
-        `not_owned=False`, only one who has all its items does not. There are no ranks and no reasons.
+        shop. An id that is listed twice counts once. The search uses at most 200 of them, drawn at random,
+        and the number of buyers is estimated from at most 2,000. A user who has any item of a bundle does not
+        count in the search; with `not_owned=False`, only one who has all its items does not. There are no
+        ranks and no reasons.
         """
         require(self.model, Completer)
         request = _request(request, conditions)
@@ -354,18 +356,18 @@ class Asker:
         """Returns the best bundle for each of several users, each bundle once, with the users it is for. The
         bundle for the most users comes first.
 
-        `users` are as in `design_many`. A user for whom no bundle is possible has none. The time limit of the
-        request is for one user, and `n` is ignored. `progress` counts the users.
+        `users` are as in `design_many`. A user for whom no bundle is possible, or is found in time, has none.
+        The time limit of the request is for one user, and `n` is ignored. `progress` counts the users.
         """
         request = _request(request, conditions).model_copy(update={"n": 1, "reasons": False, "buyers": False})
         everyone = self._users_of(users)
         found: dict[frozenset[str], tuple[Design, list[User]]] = {}
-        refused = None
+        refused: ImpossibleDesignError | OutOfTimeError | None = None
         for number, user in enumerate(everyone):
             progress("users", number, len(everyone))
             try:
                 (bundle,) = self.design(user, request)
-            except ImpossibleDesignError as error:
+            except (ImpossibleDesignError, OutOfTimeError) as error:
                 refused = error
                 continue
             found.setdefault(frozenset(bundle.ids), (bundle, []))[1].append(user)
@@ -386,7 +388,10 @@ class Asker:
         """The users of a question about several: those given, those of a segment, or all of the shop."""
         if isinstance(users, Segment):
             return [*self.users_in(users)]
-        found = list_of("users", self.dataset.users.ids if users is None else users)
+        listed = list_of("users", self.dataset.users.ids if users is None else users)
+        # An id that is listed twice counts once. Histories have no ids: equal ones may be of two people.
+        keys = (n if isinstance(user, History) else str(user) for n, user in enumerate(listed))
+        found = list(dict(zip(keys, listed, strict=True)).values())
         if not found:
             raise ConfigError("there are no users to design a bundle for: give at least one, or none for all")
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,47 @@ def test_an_impossible_design_says_what_cannot_hold_and_what_would_help(client: 
     assert ok(asked(client, **enough))["bundles"][0]["price"] <= step["value"]
     problem(asked(client, **{**enough, "budget": {"most": step["value"] - 0.01}}), 422)
     assert "conflict" not in problem(asked(client, n=0), 422)
+
+
+def changed(wishes: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """The request after the steps of a change, as a program would apply them."""
+    after = copy.deepcopy(wishes)
+    for step in steps:
+        kind, key, value = step["kind"], step["key"], step["value"]
+        name, end = kind.rsplit("_", 1) if kind.startswith(("size", "budget")) else (kind, "")
+        if end:
+            after[name][{"min": "least", "max": "most"}[end]] = value
+        elif kind in ("at_least", "at_most"):
+            after["tags"][kind] |= {key: value}
+        elif key is not None:
+            after[kind].remove(key)
+        else:
+            after[kind] = [] if kind == "forbid" else False
+    return after
+
+
+FIVE: dict[str, Any] = {"least": 3, "most": 5}
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"size": FIVE, "budget": {"least": 40.1, "most": 40.6}},
+        {"size": FIVE, "budget": {"least": 900}, "discount": 0.2},
+        {"size": FIVE, "must": ["g0001", "g0004"], "forbid": ["g0001"], "budget": {"most": 9}},
+        {"size": FIVE, "tags": {"at_least": {"Horror": 6}, "at_most": {"Survival": 0}}},
+        {"size": {"least": 20, "most": 20}, "one_per": ["*"], "in_stock": True, "not_owned": True},
+        {"size": {"least": 1, "most": 2}, "start": ["g0001", "g0004"], "forbid": ["g0004"]},
+    ],
+    ids=lambda wishes: "+".join(wishes),
+)
+def test_each_change_makes_a_bundle_possible(client: httpx.Client, wishes: dict[str, Any]) -> None:
+    told = problem(asked(client, **wishes), 422)
+    assert told["conflict"]
+    assert told["changes"]
+    for change in told["changes"]:
+        answer = ok(asked(client, **changed(wishes, change["steps"]), reasons=False, n=1))
+        assert answer["bundles"], change["text"]
 
 
 def test_a_conflict_of_many_wishes_says_whether_it_is_the_smallest(

@@ -14,7 +14,7 @@ import torch
 from bundlemage import History, Recommender, Segment, SplitPlan
 from bundlemage.campaigns.sample import Sample, expected_buyers
 from bundlemage.data.dataset import row_of
-from bundlemage.errors import ConfigError
+from bundlemage.errors import ConfigError, OutOfTimeError
 from bundlemage.models.base import Completer, require
 from bundlemage.wire.design import DesignRequest, ImpossibleDesignError
 from bundlemage.wire.shop import ShopSettings
@@ -235,6 +235,32 @@ class TestSeveralUsers:
         (design,) = sample.design_many(n=1, size=3, time_limit=5.0)
         forecast = sample.score_bundle(design.ids)
         assert design.expected_buyers == pytest.approx(forecast.expected)
+
+    def test_who_is_listed_twice_counts_once(self, sample: Recommender) -> None:
+        users = ["u0007", "u0012", "u0031"]
+        request = DesignRequest.of(size=3, n=1, reasons=False)
+        (once,), (often,) = (sample.design_many(each, request) for each in (users, users * 3))
+        assert (often.ids, often.expected_buyers) == (once.ids, once.expected_buyers)
+        assert sorted(map(str, sample.design_each(["u0007", "u0007"], size=3)[0][1])) == ["u0007"]
+        (two,) = sample.design_many([History(), History()], request)
+        (one,) = sample.design_many([History()], request)
+        assert two.expected_buyers == pytest.approx(2 * (one.expected_buyers or 0))
+
+    def test_a_user_for_whom_time_runs_out_does_not_stop_the_others(
+        self, shop: Recommender, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = Recommender.design
+
+        def hurried(self: Recommender, user: Any, *rest: Any, **more: Any) -> Any:
+            if user == "u1":
+                raise OutOfTimeError("not in time")
+            return real(self, user, *rest, **more)
+
+        monkeypatch.setattr(Recommender, "design", hurried)
+        found = shop.design_each(["u1", "u2"], size=2)
+        assert [who for _, who in found] == [["u2"]]
+        with pytest.raises(OutOfTimeError):
+            shop.design_each(["u1"], size=2)
 
     def test_each_user_has_one(self, shop: Recommender) -> None:
         users = ["u1", "u2", "u25"]

@@ -168,6 +168,7 @@ def _write(designs: Sequence[Design], model: Recommender, output: Path) -> str:
     new = [design for design in designs if design.same_as is None]
     names = (f"design-{number}" for number in count(1))
     free = (name for name in names if name not in model.dataset.bundles)
+    output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["bundle_id", "item_id", "price"])
@@ -209,6 +210,8 @@ def _design_each(
     asked = sum(len(who) for _, who in found)
     bundles = "1 bundle" if len(found) == 1 else f"{len(found):,} different bundles"
     show.out.print(f"{bundles} for {asked:,} user{'s' * (asked != 1)}")
+    if asked < len(users):
+        show.notes.print(f"[yellow]note:[/] for {len(users) - asked:,} users no bundle is possible")
     if output is not None:
         show.out.print(written)
 

@@ -343,16 +343,15 @@ class Possible:
 
         Rules that come first in `order` are preferred. If time runs out, fewer rules are added.
         """
-        kept = self.kept(some) or some
-        parts = [list(order) or sorted(self.everything)]
+        parts = [[number for number in order or sorted(self.everything) if number not in some]]
         with suppress(OutOfTimeError):
             while parts:
-                part = [number for number in parts.pop() if number not in kept]
-                wider = self.kept(kept.union(part)) if part else kept
-                if wider is None and len(part) > 1:
+                part = parts.pop()
+                if self.kept(some.union(part)) is not None:
+                    some = some.union(part)
+                elif len(part) > 1:
                     parts += [part[len(part) // 2 :], part[: len(part) // 2]]
-                kept = wider or kept
-        return kept
+        return self.kept(some) or some
 
     def conflict(self, order: Sequence[int]) -> frozenset[int]:
         """Returns an irreducible conflict of these rules, which no bundle satisfies together.

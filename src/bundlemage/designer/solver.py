@@ -200,7 +200,7 @@ class BundleModel:
             self.model.add_linear_constraint(total, least, most)
 
     def _limit_alike(self, each: Sum, used: npt.NDArray[np.bool_], least: int, most: int) -> None:
-        """Adds what follows from the limits of a sum if all weights are alike, such as prices that end in .99.
+        """Adds what follows from the limits of a sum if all weights are alike, such as prices ending in .99.
 
         If they differ by multiples of a step, the sum is the first weight times the number of items, plus a
         multiple of the step. So few sums are possible for each number of items. The solver does not see this.
