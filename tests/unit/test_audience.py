@@ -589,7 +589,7 @@ def test_unknown_prices_are_said_to_be_unknown() -> None:
         ({"discount": -0.1}, "to 0.99"),
         ({"k": 0}, "a whole number, at least 1"),
         ({"items": []}, "at least one item"),
-        ({"items": "g0001"}, "list of ids"),
+        ({"items": "g0001"}, "list of items, not a string"),
     ],
 )
 def test_a_wrong_question_is_refused(
