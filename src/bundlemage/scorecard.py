@@ -99,7 +99,9 @@ def competitors(recommender: Recommender, split: Split) -> list[Competitor]:
     sizes, choice = Sizes.of(split.dataset), recommender.choice
     forms: list[tuple[str, Mapping[str, Any]]] = [("popularity", {})]
     if quickly_tested(split):
-        forms = best_closed_forms(split, device) if choice is None else with_untried(choice, sizes)
+        forms = (
+            best_closed_forms(split, device) if choice is None else with_untried(choice.closed_forms(), sizes)
+        )
     data = learning_data(split, device)
     tasks = [kind for kind in (Matcher, Completer) if can(model, kind)]
     for name, settings in forms:

@@ -46,11 +46,10 @@ class Choice:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def closed_forms(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """The closed forms with their best settings, to show beside the model."""
+    def closed_forms(self) -> dict[str, Mapping[str, Any]]:
+        """The best settings of each closed form, to show beside the model."""
         tried = [each for task in TASKS if (own := getattr(self, task)) is not None for each in own.tried]
-        found = {each.model: (each.model, each.settings) for each in tried if each.model != LEARNED}
-        return list(found.values())
+        return {each.model: each.settings for each in tried if each.model != LEARNED}
 
 
 def sentences(choice: Choice, parts: Sequence[AutoPart]) -> list[str]:

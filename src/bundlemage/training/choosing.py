@@ -8,7 +8,7 @@ cases most likely, or BundleMage has half of the weight. `Comparison.best` tries
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -61,7 +61,10 @@ def choose(
 
     `learned` is BundleMage, trained on the split with `config.learned()`.
     """
-    found = _compared(config, split, learned, device, progress)
+    found = {
+        task: _nothing_to_compare(task) if comparison is None else comparison.best(learned)
+        for task, comparison in _comparisons(config, split, device, progress)
+    }
     parts = _joined({task: own for task, (own, _) in found.items()}, ensemble)
     sizes, data = Sizes.of(split.dataset), learning_data(split, device)
     fitted: dict[str, Model] = {LEARNED: learned}
@@ -79,41 +82,46 @@ def best_closed_forms(
 
     Without validation cases, they have the first settings of `CLOSED_FORMS`.
     """
-    found = _compared(parse_config(AutoConfig, {}), split, None, device, progress)
-    return with_untried(Choice(**{task: own for task, (_, own) in found.items()}), Sizes.of(split.dataset))
+    comparisons = _comparisons(parse_config(AutoConfig, {}), split, device, progress)
+    found = [each.tried for _, own in comparisons if own is not None for each in own.closed_forms()]
+    return with_untried({each.model: each.settings for each in found}, Sizes.of(split.dataset))
 
 
-def with_untried(choice: Choice, sizes: Sizes) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns the closed forms of a choice with their best settings. Those that were not compared, because
-    there were no cases, have the first settings of `CLOSED_FORMS`."""
-    found = dict(choice.closed_forms())
+def with_untried(
+    compared: Mapping[str, Mapping[str, Any]], sizes: Sizes
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns closed forms with their best settings. Those that were not compared, because there were no
+    cases, have the first settings of `CLOSED_FORMS`."""
+    found = dict(compared)
     for name, settings in (each for task in TASKS for each in CLOSED_FORMS[task]):
         if name not in found and affordable(name, settings, sizes):
             found[name] = settings
     return list(found.items())
 
 
-def _compared(
-    config: AutoConfig, split: Split, learned: Model | None, device: torch.device, progress: Progress
-) -> dict[str, tuple[list[AutoPart], TaskChoice]]:
-    """The best mix for each task, and the reason."""
+def _comparisons(
+    config: AutoConfig, split: Split, device: torch.device, progress: Progress
+) -> Iterator[tuple[str, Comparison | None]]:
+    """Yields a comparison for each task; None if there are no validation cases for it."""
     cases = validation_cases(config, split)
     held_out = None if cases.held_out is None else cases.held_out.to(device)
     data = replace(Interactions.of(split.train, device), held_out=held_out)
-    found: dict[str, tuple[list[AutoPart], TaskChoice]] = {}
     for task in TASKS:
         if config.tasks not in ("both", task):
             continue
         task_cases = cases.matching if task == "matching" else cases.generation
         if task_cases is None or not len(task_cases):
-            reason = "There are no validation cases, so nothing could be compared"
-            found[task] = ([_part(task, LEARNED, {}, 1.0, 1.0)], TaskChoice(reason))
+            yield task, None
             continue
         kind = MatchingEvaluator if task == "matching" else GenerationEvaluator
         chosen = sampled(task_cases, len(split.dataset.bundles), config.seed)
         sizes = Sizes.of(split.dataset)
-        found[task] = Comparison(task, kind(chosen, data), data, sizes, progress).best(learned)
-    return found
+        yield task, Comparison(task, kind(chosen, data), data, sizes, progress)
+
+
+def _nothing_to_compare(task: str) -> tuple[list[AutoPart], TaskChoice]:
+    reason = "There are no validation cases, so nothing could be compared"
+    return [_part(task, LEARNED, {}, 1.0, 1.0)], TaskChoice(reason)
 
 
 def fit_parts(
