@@ -661,6 +661,10 @@ class TestChoice:
         model._choose_mostly_owned(split)
         assert model.shop_settings.mostly_owned == 0.8
         assert best_share(model.model, cases.chosen(np.arange(100)), data) is None
+        # With so few cases the default stays, under which only wholly owned bundles change their place.
+        few = Recommender("ease", device="cpu").fit(split, progress=False, calibrate=False)
+        few._choose_mostly_owned(replace(split, validation=cases.chosen(np.arange(100))))
+        assert few.shop_settings.mostly_owned == 1
 
     def test_the_effect_is_that_of_the_answers(self, split: Any) -> None:
         """nDCG@5 computed from the answers for the histories of the training part."""
@@ -690,6 +694,11 @@ class TestChoice:
         assert "changes nothing: nDCG@5 is 0.1234 with and without it" in str(
             replace(found, without=0.12342, with_rule=0.12338)
         )
+        assert found.cases == len(cases)
+        often = replace(found, wholly_owned=0.12, cases=50)
+        assert "In 12% of the test purchases" in str(often)
+        assert "test purchases" not in str(replace(often, cases=49))
+        assert "test purchases" not in str(replace(often, wholly_owned=0.04))
         shown = effect(model.model, cases, data, ShopSettings(owned="show"))
         assert "also shown bundles that they have" in str(shown)
         assert shown.with_rule == shown.without == found.without
