@@ -719,7 +719,14 @@ def test_tables_of_repeat_purchases_are_noticed(tmp_path: Any) -> None:
         (folder / "bundle_item.csv").write_text("bundle_id,item_id\nb0,i0\nb1,i1\nb2,i2\n")
         found = [str(problem) for problem in read(folder).warnings]
         assert [str(problem) for problem in ingest(str(folder)).problems] == found
-        assert [str(problem) for problem in ingest(str(folder), folder / "shards").problems] == found
+        shards = folder / "shards"
+        assert [str(problem) for problem in ingest(str(folder), shards).problems] == found
+        again = [str(problem) for problem in read(folder).warnings if problem.kind == "bought-again"]
+        # Each pair is once in the layout, which keeps what was noticed. So does a copy of the layout.
+        assert [str(problem) for problem in read(shards).warnings] == again
+        assert [str(problem) for problem in ingest(str(shards)).problems] == again
+        ingest(str(shards), folder / "copy")
+        assert [str(problem) for problem in read(folder / "copy").warnings] == again
         return [problem.kind for problem in read(folder).warnings]
 
     once = [(user, item) for user in range(60) for item in range(3)]
