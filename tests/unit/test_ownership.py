@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.text import Text
 
 from bundlemage import History, Recommender, SplitPlan
+from bundlemage.cli import show
 from bundlemage.core.filters import Filter
 from bundlemage.core.ownership import full_price, to_pay
 from bundlemage.core.shop import RecommendedBundle
@@ -246,6 +248,23 @@ def test_a_campaign_counts_what_users_pay(model: Recommender, naive: Naive, pays
         assert row["value"] == pytest.approx(row["chance"] * (row["to_pay"] or 0.0))
     unknown = any(row["to_pay"] is None for row in rows)
     assert unknown == (summary.takings is None)
+
+
+@pytest.mark.parametrize(
+    ("price", "to_pay", "said"),
+    [
+        (20.0, 20.0, "owns 1 of 2 items\n"),
+        (20.0, 12.0, "owns 1 of 2 items, pays 12.00\n"),
+        (None, 12.0, "owns 1 of 2 items, pays 12.00\n"),
+        (20.0, None, "owns 1 of 2 items; the price of what is missing is not known\n"),
+        (None, None, "owns 1 of 2 items\n"),
+    ],
+)
+def test_a_card_says_what_the_user_pays(price: float | None, to_pay: float | None, said: str) -> None:
+    dataset = dataset_of([[0]], [[0]], [[0, 1]], 2)
+    answer = RecommendedBundle("b0", None, 0.5, 1, "model", price, None, ("i0",), ("i1",), to_pay, ())
+    card = show._bundle_card(dataset, answer, False, ShopSettings())
+    assert said in f"{Text.from_markup(str(card.renderable))}"
 
 
 def test_items_say_whether_they_are_owned_and_sold_out(model: Recommender, naive: Naive) -> None:
