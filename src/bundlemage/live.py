@@ -416,6 +416,7 @@ class LiveShop(Shop):
         before: LiveShop | None,
     ) -> None:
         """`before` is the shop before the change, whose columns are used again."""
+        self.rows, self.stock = rows, stock
         dataset, shelves = rows.dataset, before.shelves if before else (None, None)
         changed_bundles = stock.repriced(change, before.stock if before else EMPTY)
         self.shelves: tuple[RecordShelf, RecordShelf] = (
@@ -423,7 +424,6 @@ class LiveShop(Shop):
             RecordShelf(dataset.bundles, stock, in_stock, sold_out, shelves[1], changed_bundles),
         )
         super().__init__(dataset, rows.device, trade, self.shelves, rows.interactions)
-        self.rows, self.stock = rows, stock
         if before is not None and before.rows is rows and "_whole" in vars(before):
             vars(self)["_whole"] = before._whole  # the contents are the same
 

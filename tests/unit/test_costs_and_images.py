@@ -74,7 +74,7 @@ def test_answers_have_the_images(model: Recommender) -> None:
     ]
     (box,) = model.recommend(History(), 3, new_bundles={"box": inside}, where=Filter(among=["box"]))
     assert box.image_url is None
-    for answer in model.complete(user, inside, 3):
-        assert asdict(answer)["image_url"] == f"https://pictures.example/{answer.id}.jpg"
+    for item in model.complete(user, inside, 3):
+        assert asdict(item)["image_url"] == f"https://pictures.example/{item.id}.jpg"
     for answer in model.similar("b0001", 3):
         assert answer.image_url == f"/pictures/{answer.id}.jpg"

@@ -147,7 +147,7 @@ class Shelf:
         prices = np.concatenate([self.full_prices(decimals), self._prices_of_new(new, decimals)])
         if np.isnan(prices).all():
             raise self._lacks("price")
-        within = ~np.isnan(prices)
+        within: Mask = ~np.isnan(prices)
         if where.min_price is not None:
             within &= prices >= where.min_price
         if where.max_price is not None:
