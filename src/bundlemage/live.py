@@ -702,6 +702,7 @@ class Live(Asker):
             self.recommend(Owned(), 1)
         if can(self.model, Completer):
             self.complete(Owned(), (), 1)
+        self.shop.full_prices(self.shop_settings.decimals)  # for filters
         with suppress(MissingExtraError):
             cp()  # other threads would have to wait while a design imports it
         return self
