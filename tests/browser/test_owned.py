@@ -67,3 +67,20 @@ def test_a_card_says_if_the_price_of_what_is_missing_is_not_known(browser: Brows
             expect(card.locator(".price b")).to_be_visible()
             told = card.get_by_text("The price of what is missing is not known")
             expect(told).to_have_count(int(is_said))
+
+
+def test_a_shop_whose_bundles_have_no_prices_filters_by_those_of_their_items(
+    browser: Browser, service: Service
+) -> None:
+    for item in range(12):  # also one that another test has removed
+        service.api.patch(f"/v1/items/i{item}", json={"price": 1.0 + item})
+    for bundle in range(9):
+        service.api.patch(f"/v1/bundles/b{bundle}", json={"price": None})
+    prices = [bundle["price"] for bundle in service.get("/v1/users/u7/bundles", k=9)["bundles"]]
+    bound = sorted(prices)[4]
+    with visiting(browser, service) as visit:
+        page = visit.open(f"/?user=u7&max_price={bound}")
+        cards = page.locator(".card[data-bundle]")
+        expect(cards).to_have_count(sum(price <= bound for price in prices))
+        page.get_by_label("Highest price").fill("")
+        expect(cards).to_have_count(9)
