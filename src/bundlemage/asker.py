@@ -190,7 +190,7 @@ class Asker:
         new = dict_of("new_bundles", new_bundles)
         sales = dict_of("expected_sales", expected_sales), dict_of("sells_like", sells_like)
         expected = self.shop.expectations(self.model, new, *sales)
-        candidates = self.shop.bundles(where, new, rules.stock)
+        candidates = self.shop.bundles(where, new, rules.stock, rules.decimals)
         batches = (
             batch_of(self.shop, *self._encode(part, new, expected), users=part)
             for part in self._in_batches(users, k, self._width(candidates))
@@ -267,10 +267,10 @@ class Asker:
         with torch.inference_mode():
             only_this = contents.rows(torch.tensor([place], device=contents.device))
             vector = require(self.model, Embedder).vectors_of_bundles(only_this)
-        candidates = self.shop.bundles(where, stock=self.shop_settings.stock)
+        rules = self.shop_settings
+        candidates = self.shop.bundles(where, stock=rules.stock, decimals=rules.decimals)
         ranking = nearest(self.model, contents, vector, candidates, k, exclude=place)
         nothing = Ragged.from_lists([()], contents.device)
-        rules = self.shop_settings
         return self.shop.recommended_bundles(candidates, ranking, nothing, contents, rules)[0]
 
     def gate(self, user: User) -> float:
@@ -680,7 +680,7 @@ class Asker:
         """Yields the users with these histories in batches, and the best bundles of each batch."""
         require(self.model, Matcher)
         check_whole("k", k, 1)
-        candidates = self.shop.bundles(where, stock=rules.stock)
+        candidates = self.shop.bundles(where, stock=rules.stock, decimals=rules.decimals)
         rows = rows_at_a_time(self._width(candidates), self.shop.device)
         batches = (
             batch_of(self.shop, part, self.shop.interactions.bundle_item)

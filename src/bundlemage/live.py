@@ -86,6 +86,16 @@ class Stock:
         )
         return {bundle.id for bundle in change.bundles}.union(*held)
 
+    def repriced(self, change: CatalogueChange, before: Stock) -> list[Bundle]:
+        """The changed bundles, and those that contain an item whose price has changed."""
+        held = (
+            self.holders.get(item.id, ())
+            for item in change.items
+            if item.price != getattr(before.items.get(item.id), "price", None)
+        )
+        names = dict.fromkeys(chain((bundle.id for bundle in change.bundles), *held))
+        return [self.bundles[name] for name in names]
+
     def sellable(self, bundle: Bundle) -> bool:
         """Whether a bundle can be sold: the bundle and all of its items are known and not withdrawn."""
         items = map(self.items.get, bundle.items)
@@ -110,6 +120,11 @@ def _image_schemes(things: Iterable[Item | Bundle]) -> Iterable[str]:
 def _sold_out(item: Item | None) -> bool:
     """Whether the stock of an item is known and 0."""
     return item is not None and item.stock is not None and item.stock <= 0
+
+
+def _price(thing: Item | Bundle | None) -> float:
+    """The own price; nan if it is unknown."""
+    return math.nan if thing is None or thing.price is None else thing.price
 
 
 def _availability(item: Item | None) -> tuple[bool, bool, bool] | None:
@@ -156,8 +171,13 @@ class RecordShelf(Shelf):
         self, before: RecordShelf, changes: Sequence[Item | Bundle], places: Sequence[int]
     ) -> None:
         """Fill in the cached properties of `Shelf` that the shelf before the changes has. A column that is
-        empty now is left out: `Shelf` raises an error if a filter needs it."""
+        empty now is left out: `Shelf` raises an error if a filter needs it. `changes` also has the bundles
+        that contain an item with another price."""
         kept, new = vars(before), np.arange(len(before.ids), len(self.ids))
+        if "price_parts" in kept:
+            parts = np.append(kept["price_parts"], np.full((3, len(new)), np.nan), axis=1)
+            parts[:, places] = self._parts_of(changes)
+            vars(self)["price_parts"] = parts
         if "prices" in kept:
             prices = np.append(kept["prices"], np.full(len(new), np.nan))
             prices[places] = [np.nan if record.price is None else record.price for record in changes]
@@ -184,6 +204,20 @@ class RecordShelf(Shelf):
             if tagged:
                 vars(self)["tagged"] = tagged
 
+    @cached_property
+    def price_parts(self) -> Floats:
+        return self._parts_of([self._records.get(name) for name in self.ids])
+
+    def _parts_of(self, records: Sequence[Item | Bundle | None]) -> Floats:
+        """The price parts of these records (see `Shelf.price_parts`)."""
+        parts = np.full((3, len(records)), np.nan)
+        parts[0] = [_price(record) for record in records]
+        for place, record in enumerate(records):
+            if isinstance(record, Bundle) and record.items:
+                parts[1, place] = sum(_price(self._stock.items.get(name)) for name in set(record.items))
+                parts[2, place] = math.nan if record.discount is None else record.discount
+        return parts
+
     def _values(self, name: str) -> Any:
         if name not in self._columns:
             values: Any
@@ -202,6 +236,11 @@ class RecordShelf(Shelf):
         """The title at a position, or None."""
         record = self._records.get(self.ids[place])
         return record.title if record else None
+
+    def image_url(self, place: int) -> str | None:
+        """The address of the image at a position, or None."""
+        record = self._records.get(self.ids[place])
+        return record.image_url if record else None
 
     def facts(self, place: int) -> Facts:
         """Title, price and tags of the item or bundle at a position."""
@@ -377,13 +416,14 @@ class LiveShop(Shop):
         before: LiveShop | None,
     ) -> None:
         """`before` is the shop before the change, whose columns are used again."""
+        self.rows, self.stock = rows, stock
         dataset, shelves = rows.dataset, before.shelves if before else (None, None)
+        changed_bundles = stock.repriced(change, before.stock if before else EMPTY)
         self.shelves: tuple[RecordShelf, RecordShelf] = (
             RecordShelf(dataset.items, stock, None, None, shelves[0], change.items),
-            RecordShelf(dataset.bundles, stock, in_stock, sold_out, shelves[1], change.bundles),
+            RecordShelf(dataset.bundles, stock, in_stock, sold_out, shelves[1], changed_bundles),
         )
         super().__init__(dataset, rows.device, trade, self.shelves, rows.interactions)
-        self.rows, self.stock = rows, stock
         if before is not None and before.rows is rows and "_whole" in vars(before):
             vars(self)["_whole"] = before._whole  # the contents are the same
 
@@ -662,6 +702,7 @@ class Live(Asker):
             self.recommend(Owned(), 1)
         if can(self.model, Completer):
             self.complete(Owned(), (), 1)
+        self.shop.full_prices(self.shop_settings.decimals)  # for filters
         with suppress(MissingExtraError):
             cp()  # other threads would have to wait while a design imports it
         return self

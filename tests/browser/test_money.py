@@ -168,6 +168,12 @@ def test_pages_write_and_end_prices_as_the_command_line_does(browser: Browser, e
                 assert found_plain.replace("'", "’") == price_text(1_234_567.5, plain), locale
             # The apostrophe of Switzerland depends on the version of the locale data.
             assert found.replace("'", "’") == text, locale
+        # Some of these locales group only numbers of five digits and more, unless one asks for it.
+        for locale in (*(locale for locale, *_ in LOCALES), "it_IT", "pl_PL", "pt_PT", "bg_BG"):
+            for unit in ("EUR", None) if locale != "de_AT" else ("EUR",):
+                shop = ShopOut(locale=locale, currency=unit)
+                found = page.evaluate(script, [shop.model_dump(), 1_234.5])
+                assert found.replace("'", "’") == price_text(1_234.5, shop), (locale, unit)
         endings = (("EUR", 0.99), ("EUR", 0.09), ("EUR", 9), ("EUR", 0), ("JPY", 80), (None, None))
         for unit, ending in endings:
             shop = ShopOut(currency=unit, price_ending=ending)

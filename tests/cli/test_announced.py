@@ -62,3 +62,21 @@ def test_settings_of_the_shop_are_saved_with_the_final_model(tmp_path: Path) -> 
     run("train", "--model", "popularity", "-o", tmp_path / "model", "--final", *shop)
     settings = Recommender.load(tmp_path / "model").shop_settings
     assert (settings.currency, settings.price_ending, settings.owned) == ("JPY", 80, "show")
+
+
+def test_customers_who_buy_again_are_noticed_in_tables_and_in_what_ingest_writes(tmp_path: Path) -> None:
+    shop, shards = tmp_path / "shop", tmp_path / "shards"
+    write_shop(shop_of([[user % 20] for user in range(60)], 20), shop, "csv")
+    bought = shop / "user_bundle.csv"
+    bought.write_text(bought.read_text() + "".join(f"u{user},b{user % 20}\n" for user in range(30)))
+    said = "user_bundle.csv: 30 of 90 rows repeat an earlier pair of a user and a bundle"
+    ingested = run("data", "ingest", shop, "-o", shards, "--json")
+    assert f"note: {said}" in " ".join(ingested.stderr.split())
+    assert "bought-again" in ingested.stdout
+    assert "warning" not in ingested.stderr
+    for place in (shop, shards):
+        assert f"note: {said}" in " ".join(run("data", "check", place).stderr.split())
+        for owned, warned in (("demote", True), ("show", False)):
+            train = ("train", place, "-o", tmp_path / f"{place.name}-{owned}", "--shop", f"owned={owned}")
+            told = run(*train, "--model", "popularity", "--device", "cpu").stderr
+            assert (f"warning: {said}" in " ".join(told.split())) == warned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -132,11 +133,13 @@ class TestNewBundles:
             (Filter(among=["of pots", "b0"]), {"of pots", "b0"}),
             (Filter(among=["of pots"]), {"of pots"}),
             (Filter(in_stock=True), {"b0", "of cups"}),
-            (Filter(max_price=1000), {"b0", "b1", "b2"}),
+            (Filter(max_price=1000), {"b0", "b1", "b2", "of cups", "of pots"}),
+            (Filter(min_price=8, max_price=10), {"b0", "of cups"}),
+            (Filter(min_price=26), {"of pots"}),
             (Filter(tags=["gift"]), {"b0", "b1"}),
         ],
     )
-    def test_they_have_ids_and_items_but_no_price_and_no_tag(
+    def test_they_have_no_tag_and_cost_what_their_items_cost(
         self, model: Recommender, where: Filter, expected: set[str]
     ) -> None:
         answers = model.recommend(History(items=["i0"]), ALL, where=where, new_bundles=NEW)
@@ -174,6 +177,18 @@ class TestRefusals:
         bundles = whole.catalogue.bundles.set_column(prices, "price", pa.nulls(5, pa.float64()))
         with pytest.raises(ConfigError, match="cannot filter by price"):
             Shelf(whole.bundles, bundles).allowed(Filter(max_price=3))
+
+    def test_bundles_without_prices_cost_what_their_items_cost(self) -> None:
+        whole = shop()
+        assert whole.catalogue is not None
+        prices = whole.catalogue.bundles.schema.get_field_index("price")
+        bundles = whole.catalogue.bundles.set_column(prices, "price", pa.nulls(5, pa.float64()))
+        tables = replace(whole.catalogue, bundles=bundles)
+        model = Recommender("popularity", device="cpu").fit(
+            replace(whole, catalogue=tables), SplitPlan("none")
+        )
+        found = model.recommend(History(), ALL, where=Filter(max_price=25))
+        assert {answer.id: answer.price for answer in found} == {"b0": 11.0, "b2": 20.0}
 
     def test_ids_need_no_catalogue(self) -> None:
         bare = dataset_of([[0], [1]], [[0], [1]], [[0], [1], [0, 1]], 2)

@@ -13,8 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.text import Text
 
 from bundlemage import History, Recommender, SplitPlan
+from bundlemage.cli import show
+from bundlemage.core.filters import Filter
 from bundlemage.core.ownership import full_price, to_pay
 from bundlemage.core.shop import RecommendedBundle
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue, catalogue_table
@@ -247,6 +250,23 @@ def test_a_campaign_counts_what_users_pay(model: Recommender, naive: Naive, pays
     assert unknown == (summary.takings is None)
 
 
+@pytest.mark.parametrize(
+    ("price", "to_pay", "said"),
+    [
+        (20.0, 20.0, "owns 1 of 2 items\n"),
+        (20.0, 12.0, "owns 1 of 2 items, pays 12.00\n"),
+        (None, 12.0, "owns 1 of 2 items, pays 12.00\n"),
+        (20.0, None, "owns 1 of 2 items; the price of what is missing is not known\n"),
+        (None, None, "owns 1 of 2 items\n"),
+    ],
+)
+def test_a_card_says_what_the_user_pays(price: float | None, to_pay: float | None, said: str) -> None:
+    dataset = dataset_of([[0]], [[0]], [[0, 1]], 2)
+    answer = RecommendedBundle("b0", None, 0.5, 1, "model", price, None, ("i0",), ("i1",), to_pay, ())
+    card = show._bundle_card(dataset, answer, False, ShopSettings())
+    assert said in f"{Text.from_markup(str(card.renderable))}"
+
+
 def test_items_say_whether_they_are_owned_and_sold_out(model: Recommender, naive: Naive) -> None:
     for user in ("u0001", "u0002", "u0003"):
         answers = model.complete(user, (), ALL, owned="show", stock="show")
@@ -378,6 +398,26 @@ def test_similar_bundles_follow_the_rule_for_stock(model: Recommender, naive: Na
     assert all(each.score == scores[each.id] for each in found["last"])
 
 
+def test_a_new_bundle_follows_the_rule_for_stock() -> None:
+    """Also if no bundle of the shop is sold out."""
+    bare = dataset_of([[0], [1]], [[0], [1]], [[0, 1], [1, 2], [0, 2]], 4)
+    items = {"item_id": bare.items.to_arrow(), "stock": [5, 5, 5, 0]}
+    nothing = {"title": [None] * 4, "price": [None] * 4, "tags": [None] * 4}
+    of_bundles = {"bundle_id": bare.bundles.to_arrow(), "discount": [None] * 3}
+    tables = (
+        catalogue_table(ITEM_SCHEMA, {**items, **nothing}),
+        catalogue_table(BUNDLE_SCHEMA, {**of_bundles, **{name: [None] * 3 for name in nothing}}),
+    )
+    model = fitted(replace(bare, catalogue=Catalogue(*tables)), "popularity")
+    ask: dict[str, Any] = {"new_bundles": {"box": ["i1", "i3"]}, "expected_sales": {"box": 1e9}}
+    shown = [answer.id for answer in model.recommend("u0", ALL, stock="show", **ask)]
+    assert shown[0] == "box"
+    last = model.recommend("u0", ALL, stock="last", **ask)
+    assert [answer.id for answer in last] == [*shown[1:], "box"]
+    assert last[-1].sold_out == ("i3",)
+    assert [answer.id for answer in model.recommend("u0", ALL, stock="hide", **ask)] == shown[1:]
+
+
 def test_a_shop_without_stock_is_not_changed() -> None:
     bare = fitted(dataset_of([[0], [1]], [[0], [1]], [[0, 1], [1, 2], [0, 2]], 3))
     for stock in ("last", "hide", "show"):
@@ -419,6 +459,68 @@ def test_several_hundred_users_of_the_sample(model: Recommender, naive: Naive) -
         model.dataset.users, model.recommend_many(list(model.dataset.users), 20), strict=True
     ):
         assert all(naive.contents[answer.id] - naive.owned[user] for answer in answers)
+
+
+# ── Filters by price ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("currency", ["EUR", "JPY"])
+def test_a_filter_by_price_goes_by_the_price_that_is_shown(
+    shop: BundleDataset, model: Recommender, currency: str
+) -> None:
+    model.shop_settings = ShopSettings(owned="show", stock="show", currency=currency)
+    live = live_of(shop, model)
+    live.shop_settings = model.shop_settings
+    new = {f"new{place}": items for place, items in enumerate((["g0001"], ["g0002", "g0003"], ["g0030"]))}
+    try:
+        everything = model.recommend("u0001", ALL, new_bundles=new)
+        prices = {answer.id: answer.price for answer in everything}
+        known = sorted(price for price in prices.values() if price is not None)
+        assert len(known) < len(prices)
+        computed = [name for name, price in prices.items() if price and name.startswith("new")]
+        assert computed
+        for low, high in ((known[0], known[5]), (known[5], known[20]), (known[20], known[-1])):
+            expected = {name for name, price in prices.items() if price is not None and low <= price <= high}
+            where = Filter(min_price=low, max_price=high)
+            found = model.recommend("u0001", ALL, new_bundles=new, where=where)
+            assert {answer.id for answer in found} == expected
+            of_shop = {name for name in expected if name not in new}
+            rows = pa.Table.from_batches(list(model.recommend_all(ALL, users=["u0001"], where=where)))
+            assert set(rows["bundle_id"].to_pylist()) == of_shop
+            assert asked(live, Owned(), where=where).keys() == of_shop
+            similar = model.similar("b0001", ALL, where=where)
+            assert {answer.id for answer in similar} == of_shop - {"b0001"}
+    finally:
+        model.shop_settings = ShopSettings()
+
+
+def test_a_filter_by_price_follows_the_prices_of_the_items(shop: BundleDataset, model: Recommender) -> None:
+    """In a live shop, also those of items that are newer than the model."""
+    live = live_of(shop, model)
+    items = [Item("new1", price=5.0), Item("g0001", price=3.0)]
+    live = live.after(CatalogueChange(2, items, [Bundle("pair", ("new1", "g0001"), discount=0.5)]))
+
+    def shown(live: Live) -> float | None:
+        (price,) = [each.price for each in asked(live, Owned()).values() if each.id == "pair"]
+        for bound in (1.0, 4.0, 6.0, 7.0, 9.0):
+            below = "pair" in asked(live, Owned(), where=Filter(max_price=bound))
+            assert below == (price is not None and price <= bound)
+        return price
+
+    assert shown(live) == 4.0
+    for number, (item, expected) in enumerate(
+        [
+            (Item("new1", price=9.0), 6.0),
+            (Item("g0001", price=5.0, stock=3), 7.0),
+            (Item("g0001", price=5.0, stock=0), 7.0),
+            (Item("new1"), None),
+            (Item("new1", price=1.0), 3.0),
+        ]
+    ):
+        live = live.after(CatalogueChange(3 + number, [item], []))
+        assert shown(live) == expected
+    live = live.after(CatalogueChange(9, [], [Bundle("pair", ("new1", "g0001"), price=6.5)]))
+    assert shown(live) == 6.5
 
 
 # ── The index ────────────────────────────────────────────────────────────────────────────────────
@@ -578,6 +680,10 @@ class TestChoice:
         model._choose_mostly_owned(split)
         assert model.shop_settings.mostly_owned == 0.8
         assert best_share(model.model, cases.chosen(np.arange(100)), data) is None
+        # With so few cases the default stays, under which only wholly owned bundles change their place.
+        few = Recommender("ease", device="cpu").fit(split, progress=False, calibrate=False)
+        few._choose_mostly_owned(replace(split, validation=cases.chosen(np.arange(100))))
+        assert few.shop_settings.mostly_owned == 1
 
     def test_the_effect_is_that_of_the_answers(self, split: Any) -> None:
         """nDCG@5 computed from the answers for the histories of the training part."""
@@ -607,6 +713,11 @@ class TestChoice:
         assert "changes nothing: nDCG@5 is 0.1234 with and without it" in str(
             replace(found, without=0.12342, with_rule=0.12338)
         )
+        assert found.cases == len(cases)
+        often = replace(found, wholly_owned=0.12, cases=50)
+        assert "In 12% of the test purchases" in str(often)
+        assert "test purchases" not in str(replace(often, cases=49))
+        assert "test purchases" not in str(replace(often, wholly_owned=0.04))
         shown = effect(model.model, cases, data, ShopSettings(owned="show"))
         assert "also shown bundles that they have" in str(shown)
         assert shown.with_rule == shown.without == found.without
@@ -627,7 +738,14 @@ def test_tables_of_repeat_purchases_are_noticed(tmp_path: Any) -> None:
         (folder / "bundle_item.csv").write_text("bundle_id,item_id\nb0,i0\nb1,i1\nb2,i2\n")
         found = [str(problem) for problem in read(folder).warnings]
         assert [str(problem) for problem in ingest(str(folder)).problems] == found
-        assert [str(problem) for problem in ingest(str(folder), folder / "shards").problems] == found
+        shards = folder / "shards"
+        assert [str(problem) for problem in ingest(str(folder), shards).problems] == found
+        again = [str(problem) for problem in read(folder).warnings if problem.kind == "bought-again"]
+        # Each pair is once in the layout, which keeps what was noticed. So does a copy of the layout.
+        assert [str(problem) for problem in read(shards).warnings] == again
+        assert [str(problem) for problem in ingest(str(shards)).problems] == again
+        ingest(str(shards), folder / "copy")
+        assert [str(problem) for problem in read(folder / "copy").warnings] == again
         return [problem.kind for problem in read(folder).warnings]
 
     once = [(user, item) for user in range(60) for item in range(3)]

@@ -112,3 +112,25 @@ class TestRanker:
             order = scores.clone().fill_diagonal_(-torch.inf)
             assert torch.equal(ranking.positions, order.topk(5).indices)
             assert torch.equal(ranking.chances, scores.softmax(1).gather(1, ranking.positions))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_what_ranks_last_has_the_same_order_as_without_the_rule(data: st.DataObject) -> None:
+    """Also if some scores are -∞, as those of the items that are in the bundle already, and if scores differ
+    by very little or very much."""
+    columns = data.draw(st.integers(1, 12))
+    value = st.sampled_from([-torch.inf, -800.0, -3.0, 0.0, 0.001, 0.002, 0.003, 60.0])
+    flags = st.lists(st.booleans(), min_size=columns, max_size=columns)
+    scores = torch.tensor([data.draw(st.lists(value, min_size=columns, max_size=columns))])
+    shares = torch.arange(float(columns)).flip(0)
+    hidden = torch.tensor([-torch.inf if each else 0.0 for each in data.draw(flags)])
+    last = torch.tensor(data.draw(flags))
+    popular = torch.tensor([data.draw(st.booleans())])
+    k = data.draw(st.integers(1, 13))
+    usual = Ranker(shares, hidden).rank(scores, popular, [], columns)
+    available = hidden.masked_fill(last, -torch.inf)
+    found = Ranker(shares, hidden, None, available).rank(scores, popular, [], k)
+    everything = usual.positions[0, : usual.counts[0]].tolist()
+    expected = sorted(everything, key=lambda place: bool(last[place]))[:k]
+    assert found.positions[0, : found.counts[0]].tolist() == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from dataclasses import replace
@@ -70,6 +71,19 @@ class TestRoundTrip:
     def test_every_command_takes_it(self, shop: BundleDataset, layout: Layout) -> None:
         same(read(layout.folder).dataset, shop)
         assert check(layout.folder) == []
+
+    def test_a_layout_of_an_earlier_version_is_opened(self, shop: BundleDataset, layout: Layout) -> None:
+        """Its list says nothing about the tables."""
+        path = layout.folder / LAYOUT
+        content = json.loads(path.read_text())
+        assert content.pop("about_tables") == []
+        del content["sha256"]
+        described = {name: value for name, value in content.items() if name not in ("format", "version")}
+        checksum = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+        path.write_text(json.dumps({**content, "sha256": checksum}))
+        opened = Layout.open(layout.folder)
+        same(opened.dataset(), shop)
+        assert opened.about_tables == ()
 
     def test_the_digests_are_those_of_the_data(self, shop: BundleDataset, layout: Layout) -> None:
         assert layout.digests == shop.digests() == layout.dataset().digests()

@@ -76,6 +76,7 @@ def ingest(
         --shard-rows N: The number of users, items or bundles in one file.
         --overwrite: Replace existing shards.
     """
+    from bundlemage.readers.assemble import repeated_purchases
     from bundlemage.readers.ingest import ingest as read_in
 
     with Shown(show.notes, label(location)) as progress:
@@ -84,6 +85,8 @@ def ingest(
     layout = done.layout
     assert layout is not None
     show.warn(*done.problems)
+    for problem in repeated_purchases(done.problems):
+        show.note(f"[blue]note:[/] {show.plain(problem)}")
     if as_json:
         show.print_json(
             {

@@ -215,8 +215,12 @@ def _bundle_card(dataset: BundleDataset, answer: RecommendedBundle, new: bool, s
         details.append(f"[dim]{plain(', '.join(tags[:3]))}[/]")
     if answer.owned:
         of = f"owns {len(answer.owned):,} of {len(answer.owned) + len(answer.missing):,} items"
-        less = answer.to_pay is not None and answer.to_pay != answer.price
-        pay = f", pays {money(answer.to_pay or 0, shop)}" if less else ""
+        if answer.to_pay == answer.price:
+            pay = ""
+        elif answer.to_pay is None:
+            pay = "; the price of what is missing is not known"
+        else:
+            pay = f", pays {money(answer.to_pay, shop)}"
         details.append(f"[yellow]{of}{pay}[/]")
     if answer.sold_out:
         details.append("[red]sold out[/]")

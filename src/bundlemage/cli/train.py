@@ -181,11 +181,10 @@ def train(
 
 def _warn_bought_again(problems: Sequence[Problem], owned: str) -> None:
     """Warn if customers seem to buy the same things again, and the shop does not show what they own."""
-    from bundlemage.readers.assemble import BOUGHT_AGAIN
+    from bundlemage.readers.assemble import repeated_purchases
 
-    for problem in problems:
-        if problem.kind == BOUGHT_AGAIN and owned != "show":
-            show.warn(str(problem))
+    if owned != "show":
+        show.warn(*map(str, repeated_purchases(problems)))
 
 
 def _report(recommender: Recommender, card: Scorecard) -> Iterator[RenderableType]:

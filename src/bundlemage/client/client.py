@@ -364,12 +364,13 @@ class Client:
         return self._ask(ItemPage, "GET", "/v1/items", query=query)
 
     def put_item(self, item: Id, **fields: Any) -> ItemOut:
-        """Add an item with `title`, `price`, `tags` and `stock`, or replace all its fields. Each field may be
-        left out. A withdrawn item is on sale again."""
+        """Add an item with `title`, `price`, `tags`, `stock`, `cost` and `image_url`, or replace all its
+        fields. Each field may be left out. A withdrawn item is on sale again."""
         return self._ask(ItemOut, "PUT", _path("items", item), body=fields)
 
     def change_item(self, item: Id, **changes: Any) -> ItemOut:
-        """Change some of `title`, `price`, `tags` and `stock`. The other fields stay as they are."""
+        """Change some of `title`, `price`, `tags`, `stock`, `cost` and `image_url`. The other fields stay as
+        they are."""
         return self._ask(ItemOut, "PATCH", _path("items", item), body=changes)
 
     def withdraw_item(self, item: Id) -> None:
@@ -390,14 +391,16 @@ class Client:
     def put_bundle(self, bundle: Id, items: Sequence[Id], **fields: Any) -> BundleOut:
         """Add a bundle of items in the catalogue, or replace one. The next answer may already contain it.
 
-        Its other fields are `title`, `price`, `discount`, `tags`, `expected_sales` and `sells_like`. A model
-        that is older than the bundle ranks it as if it had sold `expected_sales` times, or as often as the
-        bundle that it `sells_like`. Without either, the model uses its default for new bundles.
+        Its other fields are `title`, `price`, `discount`, `tags`, `image_url`, `expected_sales` and
+        `sells_like`. A model that is older than the bundle ranks it as if it had sold `expected_sales` times,
+        or as often as the bundle that it `sells_like`. Without either, the model uses its default for new
+        bundles.
         """
         return self._ask(BundleOut, "PUT", _path("bundles", bundle), body={"items": items, **fields})
 
     def change_bundle(self, bundle: Id, **changes: Any) -> BundleOut:
-        """Change some of `items`, `title`, `price`, `discount`, `tags`, `expected_sales` and `sells_like`."""
+        """Change some of `items`, `title`, `price`, `discount`, `tags`, `image_url`, `expected_sales` and
+        `sells_like`."""
         return self._ask(BundleOut, "PATCH", _path("bundles", bundle), body=changes)
 
     def withdraw_bundle(self, bundle: Id) -> None:

@@ -7,13 +7,14 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bundlemage.core.ownership import Floats, full_price
 from bundlemage.data.dataset import BundleDataset, Vocabulary
 from bundlemage.errors import ConfigError, UnknownIdError, is_number
 
@@ -24,8 +25,9 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 class Filter:
     """Conditions on items or bundles. Only those that meet every condition may be shown.
 
-    An item or bundle whose price is unknown fails every condition on the price. One whose stock is unknown is
-    not in stock.
+    The price of a bundle is the one that answers show: its own, or else the sum of its items' prices minus
+    its discount. An item or bundle whose price is unknown fails every condition on the price. One whose stock
+    is unknown is not in stock.
     """
 
     exclude: Collection[str | int] = ()
@@ -88,6 +90,7 @@ class Shelf:
     ) -> None:
         """`contents` and `items` are for bundles: the matrix of their items, and the shelf of the items."""
         self.ids, self.catalogue, self.contents, self.items = ids, catalogue, contents, items
+        self._full_prices: dict[int, Floats] = {}
 
     @staticmethod
     def of(dataset: BundleDataset) -> tuple[Shelf, Shelf]:
@@ -97,17 +100,21 @@ class Shelf:
         bundles = tables.bundles if tables else None
         return items, Shelf(dataset.bundles, bundles, dataset.bundle_item, items)
 
-    def allowed(self, where: Filter, more: Iterable[tuple[str, Collection[int]]] = ()) -> Mask:
+    def allowed(
+        self, where: Filter, more: Iterable[tuple[str, Collection[int]]] = (), decimals: int = 2
+    ) -> Mask:
         """Returns True for each item or bundle that may be shown. The new bundles in `more` come last.
 
         `more` has the id of each new bundle and the positions of its items. New bundles are not in the
-        catalogue: they have no price and no tag.
+        catalogue: they have no tag, and cost the sum of their items' prices. Computed prices are rounded to
+        `decimals`.
         """
         new = list(more)
         names = [name for name, _ in new]
-        hide_new = where.tags or where.min_price is not None or where.max_price is not None
-        new_mask = [not hide_new and (not where.in_stock or self.all_in_stock(items)) for _, items in new]
+        new_mask = [not where.tags and (not where.in_stock or self.all_in_stock(items)) for _, items in new]
         mask = np.concatenate([self._by_catalogue(where), np.array(new_mask, dtype=bool)])
+        if where.min_price is not None or where.max_price is not None:
+            mask &= self._priced(where, [items for _, items in new], decimals)
         places = dict(zip(names, range(len(self.ids), len(mask)), strict=True))
         if where.among is not None:
             listed = np.zeros_like(mask)
@@ -131,13 +138,51 @@ class Shelf:
             for tag in where.tags:
                 tagged[self.tagged.get(tag, [])] = True
             mask &= tagged
-        if where.min_price is not None:
-            mask &= self.prices >= where.min_price  # False if the price is unknown (nan)
-        if where.max_price is not None:
-            mask &= self.prices <= where.max_price
         if where.in_stock:
             mask &= self.in_stock
         return mask
+
+    def _priced(self, where: Filter, new: Sequence[Collection[int]], decimals: int) -> Mask:
+        """True for each item or bundle whose price is within the bounds. The new bundles come last."""
+        prices = np.concatenate([self.full_prices(decimals), self._prices_of_new(new, decimals)])
+        if np.isnan(prices).all():
+            raise self._lacks("price")
+        within: Mask = ~np.isnan(prices)
+        if where.min_price is not None:
+            within &= prices >= where.min_price
+        if where.max_price is not None:
+            within &= prices <= where.max_price
+        return within
+
+    def _prices_of_new(self, new: Sequence[Collection[int]], decimals: int) -> Floats:
+        prices = (self.items or self).numbers("price") if new else np.empty(0)
+        sums = np.array([prices[list(items)].sum() for items in new], np.float64)
+        unknown = np.full(len(new), np.nan)
+        return full_price(unknown, sums, unknown, decimals)
+
+    def full_prices(self, decimals: int) -> Floats:
+        """Returns the prices that answers show, by position; nan where a price is not known. That of a bundle
+        is its own, or else the sum of its items' prices minus its discount, rounded to `decimals`."""
+        if decimals not in self._full_prices:
+            own, sums, discounts = self.price_parts
+            prices = self._full_prices[decimals] = full_price(own, sums, discounts, decimals)
+            prices.flags.writeable = False  # others get the same array
+        return self._full_prices[decimals]
+
+    @cached_property
+    def price_parts(self) -> Floats:
+        """The own prices, the sums of the items' prices, and the discounts; nan where something is not known.
+        Items have only the first."""  # [3, items or bundles]
+        own = self.numbers("price")
+        if self.items is None:
+            nothing = np.full_like(own, np.nan)
+            return np.stack([own, nothing, nothing])
+        sizes = np.diff(self.contents.indptr)
+        bundle = np.repeat(np.arange(len(sizes)), sizes)
+        prices = self.items.numbers("price")[self.contents.indices]
+        sums = np.bincount(bundle, prices, minlength=len(sizes)).astype(np.float64)
+        sums[sizes == 0] = np.nan
+        return np.stack([own, sums, self.numbers("discount")])
 
     @cached_property
     def titles(self) -> Sequence[str | None]:
@@ -146,8 +191,13 @@ class Shelf:
         return titles
 
     @cached_property
+    def _images(self) -> Sequence[str | None]:
+        images = self._values("image_url")
+        return [] if images is None else cast("list[str | None]", images.to_pylist())
+
+    @cached_property
     def prices(self) -> npt.NDArray[np.float64]:
-        """The prices, by position; nan where a price is not known."""
+        """The own prices, by position; nan where a price is not known. Raises `ConfigError` if none is."""
         prices: npt.NDArray[np.float64] = self.column("price").to_numpy(zero_copy_only=False)
         return prices
 
@@ -213,6 +263,10 @@ class Shelf:
         """The title at a position, or None."""
         return self.titles[place] if place < len(self.titles) else None
 
+    def image_url(self, place: int) -> str | None:
+        """The address of the image at a position, or None."""
+        return self._images[place] if place < len(self._images) else None
+
     def facts(self, place: int) -> Facts:
         """What the catalogue says about the item or bundle at a position."""
         if self.catalogue is None:
@@ -234,13 +288,21 @@ class Shelf:
     def column(self, name: str) -> Any:
         """Returns a column of the catalogue as an Arrow array; raises `ConfigError` if it has no values."""
         if not self.has(name):
-            kind = "item" if name == "stock" else self.ids.kind  # a bundle is in stock if all its items are
-            raise ConfigError(
-                f"cannot filter by {name}: no {kind} has {_WITH_ARTICLE[name]}. Put a column {name!r} "
-                f"into the table of {kind}s (see 'bundlemage data check') and train again, or send it to the "
-                f"service: PUT /v1/{kind}s/ID"
-            )
+            raise self._lacks(name)
         return self._values(name)
+
+    def _lacks(self, name: str) -> ConfigError:
+        """Returns the error for a filter by a column that has no values."""
+        # A bundle is in stock if all its items are, and without a price it costs as much as its items.
+        kind = "item" if name == "stock" else self.ids.kind
+        kinds = ["bundle", "item"] if (name, kind) == ("price", "bundle") else [kind]
+        tables = " or of ".join(f"{each}s" for each in kinds)
+        routes = " or ".join(f"PUT /v1/{each}s/ID" for each in kinds)
+        return ConfigError(
+            f"cannot filter by {name}: no {kind} has {_WITH_ARTICLE[name]}. Put a column {name!r} into the "
+            f"table of {tables} (see 'bundlemage data check') and train again, or send it to the service: "
+            f"{routes}"
+        )
 
     def has(self, name: str) -> bool:
         """Whether the catalogue has a value in a column."""

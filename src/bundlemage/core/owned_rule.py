@@ -22,6 +22,8 @@ FEWEST_CASES = 200
 K = 5
 OFTEN = 0.05
 """If at least this share of the purchases are of wholly owned bundles, customers seem to buy such bundles."""
+FEWEST_TESTED = 50
+"""With fewer test cases, nothing is said about such purchases."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,10 @@ class RuleEffect:
     mostly_owned: float
     without: float
     with_rule: float
-    wholly_owned: float = 0.0
+    wholly_owned: float
     """The share of the purchases in the test cases that are of a bundle of which the user owned all items."""
+    cases: int
+    """The number of test cases."""
 
     def __str__(self) -> str:
         if self.rule == "show":
@@ -51,7 +55,7 @@ class RuleEffect:
             )
         else:
             told += f"changes nothing: nDCG@{K} is {self.without:.4f} with and without it."
-        if self.wholly_owned < OFTEN:
+        if self.wholly_owned < OFTEN or self.cases < FEWEST_TESTED:
             return told
         return (
             f"{told} In {self.wholly_owned:.0%} of the test purchases, the customer owned all items of the "
@@ -73,7 +77,8 @@ def effect(
     are new in the cases."""
     rules = [] if settings.owned == "show" else [settings]
     (without, *found), wholly_owned = _figures(model, cases, data, rules, new)
-    return RuleEffect(settings.owned, settings.mostly_owned, without, (found or [without])[0], wholly_owned)
+    with_rule = found[0] if found else without
+    return RuleEffect(settings.owned, settings.mostly_owned, without, with_rule, wholly_owned, len(cases))
 
 
 def best_share(model: Model, cases: MatchingCases, data: Interactions) -> float | None:

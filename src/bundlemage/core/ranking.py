@@ -20,9 +20,6 @@ from bundlemage.core.ownership import BundleFacts, Demoted
 from bundlemage.data.dataset import Vocabulary
 from bundlemage.models.ragged import Ragged
 
-MOST_DEMOTED = 20.0
-"""The logarithm of the share of a bundle's items that is missing is never below minus this."""
-
 
 @dataclass(frozen=True)
 class Ranking:
@@ -65,10 +62,12 @@ class Ranker:
         self.hidden = hidden  # [candidates], 0, or -∞ for a candidate that must not be shown
         self.available = available
         """Like `hidden`, but also -∞ for candidates that rank after all others. None if there are none."""
-        self._last = None if available is None else (available != hidden).to(shares.dtype)
-        """1 for each candidate that ranks after all others, otherwise 0."""
-        if self._last is not None and not self._last.any():
-            self.available = self._last = None
+        self._last: Tensor | None = None
+        """Like `hidden`, but also -∞ for all other candidates than those that rank last."""
+        if available is not None and torch.equal(available, hidden):
+            self.available = None
+        elif available is not None:
+            self._last = hidden.masked_fill(available == hidden, -torch.inf)
         self.ids = ids  # None if the candidates are in the order of their ids
         self._kept: dict[str, Tensor] = {}
 
@@ -101,12 +100,12 @@ class Ranker:
         if self._last is not None and len(short):  # only these rows need candidates that come last
             few = [ragged.rows(short) for ragged in hide]
             lower = None if demoted is None else demoted.chosen(short, len(scores))
-            order = self._ordered(scores[short], self.hidden, popular[short], few, lower)
-            order.addcmul_(
-                self._below_all(scores[short], popular[short]), self._last.to(order.dtype), value=-1
-            )
-            values, positions[short] = top(order, k, self.shares, self.ids)
-            counts[short] = torch.isfinite(values).sum(1)
+            order = self._ordered(scores[short], self._last, popular[short], few, lower)
+            values, last = top(order, k, self.shares, self.ids)
+            place = torch.arange(k, device=counts.device) - counts[short, None]  # among the last ones
+            after = last.gather(1, place.clamp(min=0))
+            positions[short] = torch.where(place < 0, positions[short], after)
+            counts[short] = (counts[short] + torch.isfinite(values).sum(1)).clamp(max=k)
         return Ranking(positions, chances.gather(1, positions), counts, popular)
 
     def _ordered(
@@ -138,14 +137,6 @@ class Ranker:
         return (
             places if by_id is None else places.scatter(0, torch.from_numpy(by_id).to(places.device), places)
         )
-
-    def _below_all(self, scores: Tensor, popular: Tensor) -> Tensor:
-        """How far a candidate of each row must be lowered to rank after all others."""  # [rows, 1]
-        lowest, highest = torch.aminmax(scores, dim=1, keepdim=True)
-        # What a user owns lowers others as well, by less than MOST_DEMOTED. Numbers are rounded.
-        below = (1.01 * (highest - lowest) + MOST_DEMOTED).nan_to_num(posinf=1e6)
-        by_sales = (2 * self.shares.max() + 1e-6).to(scores.dtype)
-        return torch.where(popular[:, None], by_sales, below)
 
     def _like(self, name: str, scores: Tensor) -> Tensor:
         """Returns memory for a tensor of the same shape and type. Each `name` has its own memory."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bundlemage.core.filters import Facts, Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
-from bundlemage.core.ownership import BundleLines, Floats, Goods, Whole, full_price, known, lines_of
+from bundlemage.core.ownership import BundleLines, Floats, Goods, Whole, known, lines_of
 from bundlemage.core.ranking import Ranker, Ranking
 from bundlemage.data.dataset import BundleDataset, Vocabulary, row_of
 from bundlemage.errors import ConfigError, list_of
@@ -45,6 +45,8 @@ class Recommendation:
     price: float | None
     """The price; None if it is unknown. A bundle without a price of its own costs the sum of its items'
     prices, minus its discount."""
+    image_url: str | None
+    """The address of an image, if the catalogue has one."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ class Candidates:
     """The items or bundles that an answer may contain."""
 
     ids: Vocabulary
-    title: Callable[[int], str | None]
-    """The title at a position, or None."""
+    shelf: Shelf
+    """The catalogue of the items or bundles. New bundles are not in it."""
     shares: Tensor  # [candidates], the share of each in all sales
     hidden: Tensor  # [candidates]: 0, or -∞ for a candidate that must not be shown
     available: Tensor | None = None
@@ -88,14 +90,15 @@ class Candidates:
         return Ranker(self.shares, self.hidden, self.ids, self.available)
 
     def described(self, ranking: Ranking) -> list[dict[str, Any]]:
-        """Returns the id, title, score, rank and source of each answer of a ranking, row after row."""
+        """Returns what does not depend on the user of each answer of a ranking, row after row."""
         rows, places, positions = ranking.answers()
         chances = ranking.chances.cpu().double().numpy()[rows, places]
         popular = ranking.popular.cpu().numpy()[rows]
         return [
             {
                 "id": self.ids[position],
-                "title": self.title(position),
+                "title": self.shelf.title(position),
+                "image_url": self.shelf.image_url(position),
                 "score": chance,
                 "rank": place + 1,
                 "source": "popular" if by_sales else "model",
@@ -165,19 +168,24 @@ class Shop:
     def items(self, where: Filter | None = None, stock: StockRule = "show") -> Candidates:
         """Returns all items. Items that are not sold, or that the filter `where` excludes, are hidden.
         `stock` says what happens to those that are sold out."""
-        hidden_items = partial(self._hidden_items, _checked(where))
-        hidden, available = _by_stock(hidden_items, stock, self.item_shelf)
+        hidden_items = partial(self._hidden_items, _checked(where), 2)  # an item's price is never computed
+        hidden, available = _by_stock(hidden_items, stock, self._any_item_sold_out)
         return replace(self._all_items, hidden=hidden, available=available)
 
     def bundles(
-        self, where: Filter | None = None, new: NewBundles | None = None, stock: StockRule = "show"
+        self,
+        where: Filter | None = None,
+        new: NewBundles | None = None,
+        stock: StockRule = "show",
+        decimals: int = 2,
     ) -> Candidates:
         """Returns the shop's bundles, then the new ones, which have no sales. Bundles that cannot be sold,
         or that the filter `where` excludes, are hidden. `stock` says what happens to those with a sold-out
-        item."""
+        item. Prices that are computed are rounded to `decimals` before they are compared."""
         where = _checked(where)
         if not new:
-            hidden, available = _by_stock(partial(self._hidden_bundles, where), stock, self.bundle_shelf)
+            hide = partial(self._hidden_bundles, where, decimals)
+            hidden, available = _by_stock(hide, stock, self._any_bundle_sold_out)
             return replace(self._all_bundles, hidden=hidden, available=available)
         for name in new:
             if name in self.dataset.bundles:
@@ -185,9 +193,18 @@ class Shop:
         known = self._all_bundles
         shares = torch.cat([known.shares, known.shares.new_zeros(len(new))])
         items = [self.item_positions(contents) for contents in new.values()]
-        hide = partial(self._hide_bundles, where, new=list(zip(new, items, strict=True)))
-        hidden, available = _by_stock(hide, stock, self.bundle_shelf)
-        return Candidates(known.ids.with_more(tuple(new)), known.title, shares, hidden, available)
+        hide = partial(self._hide_bundles, where, decimals, new=list(zip(new, items, strict=True)))
+        some_sold_out = self._any_bundle_sold_out or any(map(self.bundle_shelf.any_sold_out, items))
+        hidden, available = _by_stock(hide, stock, some_sold_out)
+        return Candidates(known.ids.with_more(tuple(new)), known.shelf, shares, hidden, available)
+
+    @cached_property
+    def _any_item_sold_out(self) -> bool:
+        return bool(self.item_shelf.sold_out.any())
+
+    @cached_property
+    def _any_bundle_sold_out(self) -> bool:
+        return bool(self.bundle_shelf.sold_out.any())
 
     @cached_property
     def _all_items(self) -> Candidates:
@@ -199,7 +216,7 @@ class Shop:
 
     def _all(self, shelf: Shelf, sales: npt.NDArray[np.int64]) -> Candidates:
         shares = torch.from_numpy((sales / max(1, sales.sum())).astype(np.float32)).to(self.device)
-        return Candidates(shelf.ids, shelf.title, shares, torch.zeros_like(shares))
+        return Candidates(shelf.ids, shelf, shares, torch.zeros_like(shares))
 
     @cached_property
     def user_ids(self) -> pa.Array:
@@ -272,15 +289,8 @@ class Shop:
         return prices, discounts
 
     def full_prices(self, decimals: int) -> Floats:
-        """Returns the price of each bundle: its own, or else the sum of its items' prices minus its discount,
-        rounded to `decimals`; nan if unknown."""  # [bundles]
-        own, discounts = self._bundle_numbers
-        contents = self.dataset.bundle_item
-        bundle = np.repeat(np.arange(contents.shape[0]), np.diff(contents.indptr))
-        prices = self._item_prices[contents.indices]
-        whole = np.bincount(bundle, prices, minlength=contents.shape[0]).astype(np.float64)
-        whole[np.diff(contents.indptr) == 0] = np.nan
-        return full_price(own, whole, discounts, decimals)
+        """Returns the price of each bundle that answers show; nan if unknown."""  # [bundles]
+        return self.bundle_shelf.full_prices(decimals)
 
     @cached_property
     def _item_prices(self) -> Floats:
@@ -446,23 +456,26 @@ def _hidden(
     shelf: Shelf,
     sold: Mask,
     device: torch.device,
-    where: Filter | None = None,
-    hide_sold_out: bool = False,
+    where: Filter | None,
+    decimals: int,
+    hide_sold_out: bool,
     new: Sequence[tuple[str, Sequence[int]]] = (),
 ) -> Tensor:
     """Returns 0 for each candidate that may be shown, and -∞ for the others. `new` are the new bundles."""
     sold = np.concatenate([sold, np.array([len(items) > 0 for _, items in new], bool)])
-    allowed = shelf.allowed(where or Filter(), new) & sold
+    allowed = shelf.allowed(where or Filter(), new, decimals) & sold
     if hide_sold_out:
         gone = np.array([shelf.any_sold_out(items) for _, items in new], bool)
         allowed &= ~np.concatenate([shelf.sold_out, gone])
     return torch.from_numpy(np.where(allowed, 0.0, -np.inf).astype(np.float32)).to(device)
 
 
-def _by_stock(hide: Callable[[bool], Tensor], stock: StockRule, shelf: Shelf) -> tuple[Tensor, Tensor | None]:
+def _by_stock(
+    hide: Callable[[bool], Tensor], stock: StockRule, some_sold_out: bool
+) -> tuple[Tensor, Tensor | None]:
     """Returns `hidden` and `available` of candidates. `hide` computes both: with True, sold-out candidates
-    are hidden as well."""
-    if stock == "show" or not shelf.sold_out.any():
+    are hidden as well. `some_sold_out`: whether there are any."""
+    if stock == "show" or not some_sold_out:
         return hide(False), None
     return (hide(True), None) if stock == "hide" else (hide(False), hide(True))
 

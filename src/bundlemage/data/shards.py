@@ -31,7 +31,7 @@ from bundlemage.data.dataset import (
     frozen,
 )
 from bundlemage.data.folders import beside, write_whole
-from bundlemage.errors import ConfigError, DataError
+from bundlemage.errors import ConfigError, DataError, Problem
 from bundlemage.progress import Progress, in_silence
 
 LAYOUT = "layout.json"
@@ -118,6 +118,8 @@ class Layout:
     """Whether the layout has a catalogue of items and bundles."""
     digests: Mapping[str, str]
     files: tuple[Part, ...]
+    about_tables: tuple[Problem, ...] = ()
+    """What was noticed in the tables and cannot be seen in the layout. Earlier versions wrote nothing."""
 
     @classmethod
     def open(cls, folder: Path) -> Layout:
@@ -140,7 +142,8 @@ class Layout:
         if checksum != _checksum(content):
             raise _damaged(path, "the file was altered after it was written")
         content["files"] = tuple(Part(name, **part) for name, part in content["files"].items())
-        return cls(folder, **{**content, "notes": tuple(content["notes"])})
+        about = [Problem(**each, severity="note") for each in content.pop("about_tables", ())]
+        return cls(folder, **{**content, "notes": tuple(content["notes"])}, about_tables=tuple(about))
 
     def parts(self, kind: str) -> list[Part]:
         """Returns the files of `users`, `items` or `bundles`, in order."""
@@ -248,8 +251,10 @@ def write_layout(
     *,
     overwrite: bool = False,
     progress: Progress = in_silence,
+    about_tables: Sequence[Problem] = (),
 ) -> Layout:
-    """Write a data set as a layout. Returns the layout. The folder is created or replaced when complete."""
+    """Write a data set as a layout. Returns the layout. The folder is created or replaced when complete.
+    `about_tables` are notes that the layout keeps."""
     check_output(folder, shard_rows, overwrite=overwrite)
 
     def columns(kind: str, start: int, stop: int) -> dict[str, Any]:
@@ -266,7 +271,15 @@ def write_layout(
     with beside(folder) as building:
         catalogue = dataset.catalogue is not None
         write_shards(
-            building, shard_rows, dataset.sizes, columns, progress, catalogue, dataset.name, dataset.notes
+            building,
+            shard_rows,
+            dataset.sizes,
+            columns,
+            progress,
+            catalogue,
+            dataset.name,
+            dataset.notes,
+            about_tables,
         )
     return Layout.open(folder)
 
@@ -285,6 +298,7 @@ def write_shards(
     catalogue: bool,
     name: str,
     notes: Sequence[str] = (),
+    about_tables: Sequence[Problem] = (),
 ) -> None:
     """Write all files of a layout into the folder `building`, and layout.json last.
 
@@ -328,6 +342,10 @@ def write_shards(
         "catalogue": catalogue,
         "digests": {part: digest.hexdigest() for part, digest in digests.items()},
         "files": files,
+        "about_tables": [
+            {name: getattr(note, name) for name in ("kind", "where", "message", "fix")}
+            for note in about_tables
+        ],
     }
     listed = {"format": FORMAT, "version": VERSION, **described, "sha256": _checksum(described)}
     write_whole(building / LAYOUT, json.dumps(listed, indent=2, ensure_ascii=False).encode())

@@ -160,6 +160,11 @@ def bought_again(table: str, where: str, rows: int, pairs: int, repeated: int, a
     return [Problem(BOUGHT_AGAIN, where, message, fix, severity="note")]
 
 
+def repeated_purchases(problems: Iterable[Problem]) -> list[Problem]:
+    """Returns the notes of `bought_again` among these."""
+    return [problem for problem in problems if problem.kind == BOUGHT_AGAIN]
+
+
 def _dataset(tables: Mapping[str, TableData], name: str) -> tuple[BundleDataset, list[Problem]]:
     """Returns the data set, and notes about it."""
     vocabularies = {}

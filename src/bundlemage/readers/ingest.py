@@ -38,7 +38,14 @@ from bundlemage.data.shards import (
 from bundlemage.errors import BundleMageError, DataError, Problem, worst_first
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers import load
-from bundlemage.readers.assemble import CROSSINGS, TableData, bought_again, no_common_user, unknown_id
+from bundlemage.readers.assemble import (
+    CROSSINGS,
+    TableData,
+    bought_again,
+    no_common_user,
+    repeated_purchases,
+    unknown_id,
+)
 from bundlemage.readers.columns import CATALOGUE_SCHEMAS, TABLES, Columns
 from bundlemage.readers.files import batches, locator, read_table, same_fault_once
 from bundlemage.readers.places import Place, TableFiles, find, place
@@ -119,7 +126,14 @@ def _in_memory(
         dataset = None if checked is None else checked.dataset
         return None if dataset is None else leakage_of(dataset), problems
     source = load.read(location, named)
-    layout = write_layout(source.dataset, output, shard_rows, overwrite=overwrite, progress=progress)
+    layout = write_layout(
+        source.dataset,
+        output,
+        shard_rows,
+        overwrite=overwrite,
+        progress=progress,
+        about_tables=repeated_purchases(source.warnings),
+    )
     return layout, source.warnings
 
 
@@ -146,7 +160,7 @@ def _by_duckdb(
             problems = tables.load()
             if building is None:
                 return tables.leakage(), problems
-            tables.write(building, shard_rows)
+            tables.write(building, shard_rows, repeated_purchases(problems))
     except _SuspiciousError:
         return None, None
     except duckdb.Error as error:
@@ -293,13 +307,20 @@ class _Tables:
         columns = self._database.execute(f"SELECT a, b FROM ({query}) AS pairs(a, b)").fetchnumpy()
         return columns["a"], columns["b"]
 
-    def write(self, building: Path, shard_rows: int) -> None:
+    def write(self, building: Path, shard_rows: int, about_tables: Sequence[Problem]) -> None:
         """Write the layout. The tables must have been loaded."""
         sizes = {kind: self._row(f"SELECT count(*) FROM {kind}_ids")[0] for kind in KINDS}
         shards = {kind: self._shards(kind, size, shard_rows) for kind, size in sizes.items()}
         name, catalogue = self._where.name, bool(self._catalogue)
         write_shards(
-            building, shard_rows, sizes, lambda kind, *_: next(shards[kind]), self._progress, catalogue, name
+            building,
+            shard_rows,
+            sizes,
+            lambda kind, *_: next(shards[kind]),
+            self._progress,
+            catalogue,
+            name,
+            about_tables=about_tables,
         )
 
     def _shards(self, kind: str, size: int, shard_rows: int) -> Iterator[dict[str, Any]]:

@@ -39,8 +39,13 @@ def read_tables(where: Place) -> Source:
     return assemble(files, lambda table: read_table(table, files[table]), where.name, problems)
 
 
+def _read_layout(path: Path) -> Source:
+    layout = Layout.open(path)
+    return Source(layout.dataset(), warnings=layout.about_tables)
+
+
 _FOLDERS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Source]], ...] = (
-    (is_layout, lambda path: Source(Layout.open(path).dataset())),
+    (is_layout, _read_layout),
     (lambda path: has_tables(place(path)), lambda path: read_tables(place(path))),
     (bgcn.matches, bgcn.read),
     (authors.matches, authors.read),

@@ -152,6 +152,9 @@ class ItemOut(EntryOut):
 
 
 class BundleOut(EntryOut):
+    """A bundle of the catalogue. Its `price` is its own: null if it has none, also where recommendations show
+    the sum of its items' prices."""
+
     discount: float | None
     """A fraction: 0.2 is 20% off."""
     items: tuple[EntryOut, ...]

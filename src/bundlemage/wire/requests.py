@@ -202,7 +202,10 @@ class Where(Body):
     tags: list[Tag] = Field(default=[], max_length=100, fail_fast=True)
     """Only items or bundles with at least one of these tags."""
     min_price: BodyPrice | None = None
+    """Only items or bundles whose price, as in answers, is at least this. A bundle without a price of its own
+    costs the sum of its items' prices, minus its discount."""
     max_price: BodyPrice | None = None
+    """Only items or bundles whose price, as in answers, is at most this."""
     in_stock: Flag = False
     """Only items in stock. A bundle is in stock if all its items are."""
     exclude: list[BodyId] = Field(default=[], max_length=MANY, fail_fast=True)

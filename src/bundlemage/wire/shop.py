@@ -91,9 +91,10 @@ class ShopSettings(BaseModel):
     """What happens to a bundle if the user owns its items, bought alone or inside a bundle. `demote`: a
     bundle that is wholly owned is left out, and one that is mostly owned is ranked by what it adds. `hide`:
     both are left out. `show`: nothing changes, as in shops whose customers buy the same things again."""
-    mostly_owned: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """A bundle is mostly owned if the user owns at least this share of its items. Training chooses the share
-    that is best on validation cases if there are enough of them and it is not set."""
+    mostly_owned: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """A bundle is mostly owned if the user owns at least this share of its items. With 1, only wholly owned
+    bundles are. Training chooses the share that is best on validation cases if there are enough of them and
+    it is not set."""
     stock: StockRule = "last"
     """What happens to a bundle with a sold-out item: it is ranked after all others (`last`), left out
     (`hide`) or ranked like any other (`show`)."""

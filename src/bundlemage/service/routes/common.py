@@ -57,8 +57,8 @@ _EVERYTHING = Where()
 
 async def where_of_query(
     tags: Annotated[list[Tag], Query(max_length=100, description="At least one of these tags.")] = [],  # noqa: B006
-    min_price: Annotated[Price | None, Query()] = None,
-    max_price: Annotated[Price | None, Query()] = None,
+    min_price: Annotated[Price | None, Query(description=Where.model_fields["min_price"].description)] = None,
+    max_price: Annotated[Price | None, Query(description=Where.model_fields["max_price"].description)] = None,
     in_stock: Annotated[bool, Query(description="Only items and bundles in stock.")] = False,
     exclude: Annotated[  # the length of a URL is limited
         list[Id], Query(max_length=100, description="None of these ids; POST /v1/recommend takes more.")

@@ -10,7 +10,7 @@ import { reasonsSlot } from "./reasons.js";
 export function priceLine(bundle, prices) {
   if (!hasPrice(bundle) && !prices) return null;
   if (!hasPrice(bundle))
-    return h("p", { class: "price" }, h("span", { class: "fine" }, "No price given"));
+    return h("p", { class: "price" }, h("span", { class: "fine" }, "No price given"), toPay(bundle));
   const old = before(bundle);
   return h(
     "p",
@@ -19,13 +19,17 @@ export function priceLine(bundle, prices) {
     old === null ? null : h("span", { class: "unseen" }, "now "),
     h("b", {}, price(bundle.price)),
     old === null ? null : [" ", h("span", { class: "off" }, `−${Math.round(bundle.discount * 100)}%`)],
-    paysLess(bundle) ? h("span", { class: "to-pay" }, `You pay ${price(bundle.to_pay)}`) : null,
+    toPay(bundle),
   );
 }
 
-/** Whether the user pays another price than the whole one, because the user owns some of the items. */
-const paysLess = (bundle) =>
-  typeof bundle.to_pay === "number" && bundle.owned?.length && bundle.to_pay !== bundle.price;
+/** What a user pays who owns some of the items; null if that is the price of the bundle. */
+function toPay(bundle) {
+  if (!bundle.owned?.length || bundle.to_pay === undefined || bundle.to_pay === bundle.price) return null;
+  const known = typeof bundle.to_pay === "number";
+  const words = known ? `You pay ${price(bundle.to_pay)}` : "The price of what is missing is not known";
+  return h("span", { class: "to-pay" }, words);
+}
 
 /** What the user owns of a bundle, and what is missing; null if nothing is owned. */
 function ownership(bundle) {

@@ -13,10 +13,10 @@ const newest = new Newest();
 
 /**
  * Opens the dialog of a bundle, with similar bundles. `options.prices` says whether bundles of this shop have
- * prices. `options.reasons(id)` returns the model's reasons, or null.
+ * prices, and `options.boughtAgain` whether users may buy what they own. `options.reasons(id)` returns the model's reasons, or null.
  */
 export async function openBundle(bundle, options) {
-  const { owned, user, prices, reasons, onBuy } = options;
+  const { owned, user, prices, boughtAgain, reasons, onBuy } = options;
   const dialog = byId("bundle-dialog");
   const again = () => openBundle(bundle, options);
   const close = h(
@@ -64,19 +64,18 @@ export async function openBundle(bundle, options) {
         "div",
         { class: "dialog-buy" },
         priceLine({ ...bundle, items: full.items }, prices),
-        has
-          ? h("p", { class: "fine" }, "Already in this history")
-          : onBuy
-            ? h(
-                "button",
-                {
-                  type: "button",
-                  class: "strong",
-                  on: { click: (event) => onBuy(bundle, event.currentTarget) },
-                },
-                "Buy",
-              )
-            : null,
+        has ? h("p", { class: "fine" }, "Already in this history") : null,
+        onBuy && (boughtAgain || !has)
+          ? h(
+              "button",
+              {
+                type: "button",
+                class: "strong",
+                on: { click: (event) => onBuy(bundle, event.currentTarget) },
+              },
+              "Buy",
+            )
+          : null,
       ),
       typeof bundle.score === "number" && bundle.rank && !bundle.alike
         ? h("p", { class: "fine" }, `Rank ${count(bundle.rank)} here: ${scoreWords(bundle, "bundle")}.`)
@@ -143,7 +142,12 @@ export async function openBundle(bundle, options) {
                       on: { click: () => openBundle({ ...other, alike: true }, options) },
                     },
                     h("span", { class: "cover small" }, picture(other)),
-                    h("span", {}, titleOf(other)),
+                    h(
+                      "span",
+                      {},
+                      titleOf(other),
+                      other.sold_out.length ? h("span", { class: "badge" }, "sold out") : null,
+                    ),
                   ),
                 ),
               ),

@@ -15,6 +15,7 @@ export function writePricesAs(shop) {
     minimumFractionDigits: shop.decimals,
     maximumFractionDigits: shop.decimals,
     numberingSystem: "latn",
+    useGrouping: "always", // 1.234,50 € in Spain as well, where browsers would write 1234,50 €
   });
 }
 

@@ -212,6 +212,7 @@ const onOpen = (bundle) =>
     owned: owned(),
     user: state.user,
     prices: shopData.bundlePrices,
+    boughtAgain: shopData.boughtAgain,
     reasons: reasons.of,
     onBuy: mayBuy() ? buy : null,
   });
@@ -227,7 +228,8 @@ async function bought(bundle) {
       randomKey(),
     );
   }
-  state.bundles = [...state.bundles, await api.bundle(bundle.id)]; // an answer may lack its items
+  if (!state.bundles.some((each) => each.id === bundle.id))
+    state.bundles = [...state.bundles, await api.bundle(bundle.id)]; // an answer may lack its items
   if (!state.user) {
     byId("mode-visitor").checked = true; // a buyer without an id is a new visitor
     showMode();
