@@ -82,7 +82,7 @@ def test_listed_users_are_scored_also_if_the_sample_lacks_them(client: httpx.Cli
     assert (estimate["in_segment"], estimate["sampled"]) == (5, True)
     assert estimate["low"] <= exact["expected"] <= estimate["high"]
     assert {each["id"] for each in estimate["people"]} == set(likeliest)
-    assert "Listed users without a history do not count: 1" in estimate["note"]
+    assert "Left out, because they have no history: 1 of the 6 listed users." in estimate["note"]
     few = ok(client.post(SCORE, json={"items": ITEMS, "sample": 30, "segment": {"least_bundles": 9}}))
     assert (few["expected"], few["low"], few["high"]) == (None, None, None)
     assert "too few for an estimate" in few["note"]
@@ -228,7 +228,7 @@ def test_a_segment_is_that_of_the_recommender(
 def test_a_wrong_segment_is_refused(client: httpx.Client) -> None:
     for segment, word in (
         ({"tag": "nothing"}, "no item has the tag"),
-        ({"users": ["nobody"]}, "no history of 'nobody'"),
+        ({"users": ["nobody"]}, "is in the data ('nobody')"),
         ({"least_items": 5, "most_items": 4}, "above"),
         ({"least_items": -1}, "least_items"),
         ({"country": "IS"}, "country"),

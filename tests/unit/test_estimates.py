@@ -377,21 +377,22 @@ def test_a_wrong_segment_is_refused(wrong: dict[str, Any], says: str) -> None:
 def test_listed_users_without_a_history_are_told(model: Recommender, items: list[str]) -> None:
     known = model.dataset.users.ids[:3]
     note = model.score_bundle(items, among=Segment(users=[*known, "nobody", "no one"])).note or ""
-    assert "Listed users without a history do not count: 2 of them." in note
+    assert "Left out, because they have no history: 2 of the 5 listed users." in note
     assert "listed" not in (model.score_bundle(items, among=Segment(users=known)).note or "")
     assert "listed" not in (model.score_bundle(items, among=Segment(users=known), sample=30).note or "")
     note = model.score_bundle(items, among=Segment(users=[*known, "nobody"]), sample=30).note or ""
-    assert "Listed users without a history do not count: 1 of them." in note
+    assert "Left out, because they have no history: 1 of the 4 listed users." in note
 
 
 def test_a_segment_without_users_is_refused(tagged: Recommender) -> None:
     names = [tagged.dataset.items[3]]
     for ask in (tagged.score_bundle, tagged.buyers, partial(tagged.score_bundle, sample=30)):
         with pytest.raises(
-            ConfigError, match=r"no user is in the segment: the shop has no history of 'nobody'$"
+            ConfigError,
+            match=r"no user is in the segment: none of the listed users is in the data .'nobody'.$",
         ):
             ask(names, among=Segment(users=["nobody"]))
-        with pytest.raises(ConfigError, match="no history of 'a', 'b', 'c' and 2 more"):
+        with pytest.raises(ConfigError, match="'a', 'b', 'c' and 2 more"):
             ask(names, among=Segment(users=["a", "b", "c", "d", "e"]))
         with pytest.raises(ConfigError, match="see whether its conditions exclude each other"):
             ask(names, among=Segment(users=tagged.dataset.users.ids[:2], least_items=10_000))

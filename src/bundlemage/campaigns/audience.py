@@ -107,8 +107,11 @@ def forecast(
         replacement = _replacement(audience, shorter[place], inside, worth[0], best.histories, notes)
     if exact:
         told.check_segment(inside_of)
-        if strangers := len(told.strangers):
-            notes.append(f"Listed users without a history do not count: {strangers:,} of them.")
+        if segment is not None and (strangers := len(told.strangers)):
+            listed_users = len(segment.users or ())
+            notes.append(
+                f"Left out, because they have no history: {strangers:,} of the {listed_users:,} listed users."
+            )
     elif (found := int(inside_of.inside.sum())) < LEAST_SAMPLED:
         who = "users were sampled" if segment is None else "of the sampled users are in the segment"
         notes.append(f"Only {found:,} {who}, too few for an estimate: use a larger sample, or all users.")
@@ -358,7 +361,9 @@ class _Audience:
         if listed is not None and len(strangers) == len(listed):
             names = ", ".join(map(repr, strangers[:NAMED]))
             more = f" and {len(strangers) - NAMED:,} more" if len(strangers) > NAMED else ""
-            return ConfigError(f"no user is in the segment: the shop has no history of {names}{more}")
+            return ConfigError(
+                f"no user is in the segment: none of the listed users is in the data ({names}{more})"
+            )
         return ConfigError("no user is in the segment: see whether its conditions exclude each other")
 
     def worth(self, sums: Numbers) -> Numbers:
