@@ -61,7 +61,7 @@ from bundlemage.progress import Progress, in_silence
 from bundlemage.retrieval import LEAST_BUNDLES, BundleIndex, IndexReport, build_index
 from bundlemage.wire.design import DesignRequest, ImpossibleDesignError
 from bundlemage.wire.design_answers import BundleForecast, Design, Designs, Explanation
-from bundlemage.wire.requests import Audience
+from bundlemage.wire.requests import LEAST_SAMPLED, Audience
 from bundlemage.wire.shop import OwnedRule, ShopSettings, StockRule
 
 Row = TypeVar("Row")
@@ -339,11 +339,13 @@ class Asker:
         if not request.buyers:
             return designs
 
-        def sample() -> Sample:
+        def group() -> Sample | None:
+            if users is None:
+                return None
             chosen = [everyone[place] for place in randomly_chosen(len(everyone))]
             return Sample.of(self.model, self.shop, *self._encode(chosen), len(everyone))
 
-        return self._with_buyers(designs, sample)
+        return self._with_buyers(designs, lambda: self._some_of(None), group)
 
     def design_each(
         self,
@@ -410,8 +412,14 @@ class Asker:
 
         return self._sample.of(self.model, of_the_shop)
 
-    def _with_buyers(self, designs: Designs, sample: Callable[[], Sample]) -> Designs:
-        """Adds the expected numbers of buyers, or a note that says why they are not known."""
+    def _with_buyers(
+        self,
+        designs: Designs,
+        sample: Callable[[], Sample],
+        group: Callable[[], Sample | None] = lambda: None,
+    ) -> Designs:
+        """Adds the expected numbers of buyers, or a note that says why they are not known. `sample` returns
+        users of the shop, and `group` those who count; None: all users of the shop."""
         calibration = self.new_bundle_calibration
         if not can(self.model, Matcher):
             return designs  # its note says so
@@ -426,7 +434,7 @@ class Asker:
             return designs.model_copy(update={"note": note})
         positions = self.dataset.items.positions
         bundles = [positions(bundle.ids).tolist() for bundle in designs]
-        found = expected_buyers(self.model, self.shop, users, bundles, calibration)
+        found = expected_buyers(self.model, self.shop, users, bundles, calibration, group())
         updated = (
             bundle.model_copy(update={"expected_buyers": expected, "low": low, "high": high})
             for bundle, (expected, low, high) in zip(designs, found, strict=True)
@@ -495,6 +503,7 @@ class Asker:
         on_estimate: Callable[[BundleForecast], object] | None = None,
         users: Pages | None = None,
         of: int | None = None,
+        listed: Pages | None = None,
         count: int = 0,
         progress: Progress = in_silence,
     ) -> BundleForecast:
@@ -509,9 +518,12 @@ class Asker:
         is first called with such an estimate (from `sample` or 2,000 users), and the exact forecast is
         returned later. An error that `progress` raises stops the work.
 
+        An estimate needs at least 30 users of the segment in the sample, unless the segment lists at most
+        2,000 users: these are counted exactly.
+
         `users` replaces the users of the shop. If they are a random sample, `of` is the number of users that
-        they were drawn from. `count` is the number of `users`, 0 if it is unknown; it is only told to
-        `progress`.
+        they were drawn from, and `listed` may have the users that the segment lists. `count` is the number of
+        `users`, 0 if it is unknown; it is only told to `progress`.
 
         >>> model.score_bundle(["g0022", "g0401"], among=Segment(tag="Horror"), on_estimate=print)
         """
@@ -519,15 +531,19 @@ class Asker:
         check_whole("k", k, 1)
         check_whole("seed", seed, 0)
         if sample is not None:
-            check_whole("sample", sample, 1)
+            check_whole("sample", sample, LEAST_SAMPLED)
         if users is not None and (sample is not None or on_estimate is not None):
             raise ConfigError(
                 "with 'users' draw the sample yourself, and give the number of all users in 'of'"
             )
-        if of is not None and users is None:
+        if of is not None:
+            check_whole("of", of, 1)
+        if (of is not None or listed is not None) and users is None:
             raise ConfigError("'of' says what the sample 'users' was drawn from: give 'users' as well")
 
-        def ask(batches: UserBatches, of: int | None, count: int) -> BundleForecast:
+        def ask(
+            batches: UserBatches, of: int | None, count: int, listed: UserBatches | None = None
+        ) -> BundleForecast:
             return forecast(
                 self.model,
                 self.shop,
@@ -540,17 +556,18 @@ class Asker:
                 calibration=self.new_bundle_calibration,
                 segment=among,
                 of=of,
+                listed=listed,
                 count=count,
                 progress=progress,
             )
 
         if users is not None:
-            return ask(self._batches(users), of, count)
+            return ask(self._batches(users), of, count, None if listed is None else self._batches(listed))
         whole = len(self.shop.user_ids)
         size = sample or (SAMPLE if on_estimate is not None else whole)
         if size < whole:
             chosen = randomly_chosen(whole, size, seed)
-            estimate = ask(self._own_batches(chosen), whole, size)
+            estimate = ask(self._own_batches(chosen), whole, size, self._listed(among))
             if on_estimate is None:
                 return estimate
             on_estimate(estimate)
@@ -593,16 +610,28 @@ class Asker:
             histories = self.shop.interactions.histories(torch.from_numpy(chosen).to(self.shop.device))
         return partial(self._in_parts, lambda: [(names, histories)])
 
+    def _listed(self, segment: Segment | None) -> UserBatches | None:
+        """The users that a segment lists; None if it lists none, or too many to score them all."""
+        if not isinstance(segment, Segment) or segment.users is None or len(segment.users) > SAMPLE:
+            return None
+        names = self.dataset.users.known(map(str, segment.users))
+        return self._own_batches(np.sort(self.dataset.users.positions(names).astype(np.int64)))
+
     def _batches(self, users: Pages) -> UserBatches:
         """The users of pages in batches."""
         if not callable(users):
             raise ConfigError(f"'users' is {users!r}; expected a function that returns pages of users")
-        read = _KeptPages(
-            lambda: (
-                (pa.array(list(page), pa.string()), self._encode(list(page.values()))[0]) for page in users()
-            )
-        )
-        return partial(self._in_parts, read)
+
+        def encoded(page: Mapping[str, History]) -> _Page:
+            histories, contents = self._encode(list(page.values()))
+            if len(contents) > len(self.shop.interactions.bundle_item):
+                raise ConfigError(
+                    "a history in 'users' has a bundle without an id, which a forecast cannot read: give the "
+                    "id of a bundle of the shop, or put its items into 'items'"
+                )
+            return pa.array(list(page), pa.string()), histories
+
+        return partial(self._in_parts, _KeptPages(lambda: map(encoded, users())))
 
     def _in_parts(self, read: Callable[[], Iterable[_Page]]) -> Iterator[tuple[list[str], Histories]]:
         rows = ROWS_AT_A_TIME

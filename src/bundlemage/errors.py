@@ -198,7 +198,10 @@ class UnknownThingsError(BundleMageError):
 
 def is_number(value: object) -> bool:
     """Returns whether a value is a finite number. True and False are not numbers."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:

@@ -72,6 +72,21 @@ def test_what_more_and_what_if(model: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "c") == before
 
 
+def test_new_bundles_with_the_items_of_others_are_named(model: Path, tmp_path: Path) -> None:
+    loaded = Recommender.load(model)
+    sold_out = loaded.shop.bundle_shelf.sold_out
+    place = int((~sold_out).argmax())
+    items = [loaded.dataset.items[n] for n in loaded.dataset.bundle_item[place].indices]
+    (tmp_path / "new.csv").write_text("bundle_id,item_id\n" + "".join(f"box,{item}\n" for item in items))
+    command = ["campaign", model, "-o", tmp_path / "c", "--new-bundles", tmp_path / "new.csv"]
+    said = run(*command, "--shown-at-most", 5, "--what-if", "shown_at_most=1234567").stdout
+    assert (
+        f"left out because others have the same items: box (as {loaded.dataset.bundles[place]})"
+        in " ".join(said.split())
+    )
+    assert "what if shown at most were 1,234,567 instead of 5" in said
+
+
 def test_money_is_that_of_the_shop(model: Path, tmp_path: Path) -> None:
     """Budgets and takings, in the sentences about limits, too. Numbers of showings and sales are no money."""
     euros = Recommender.load(model)

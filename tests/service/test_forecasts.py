@@ -68,7 +68,24 @@ def test_a_sample_is_of_so_many_users_and_speaks_of_all(client: httpx.Client) ->
     }
     everybody = ok(client.post(SCORE, json={"items": ITEMS, "sample": 100_000}))
     assert everybody == {**exact, "request_id": everybody["request_id"]}
-    problem(client.post(SCORE, json={"items": ITEMS, "sample": 0}), 422, "sample")
+    for too_few in (0, 1, 29):
+        problem(client.post(SCORE, json={"items": ITEMS, "sample": too_few}), 422, "sample")
+
+
+def test_listed_users_are_scored_also_if_the_sample_lacks_them(client: httpx.Client) -> None:
+    likeliest = [each["id"] for each in ok(client.post(SCORE, json={"items": ITEMS, "k": 5}))["people"]]
+    body = {"items": ITEMS, "segment": {"users": [*likeliest, "nobody"]}}
+    exact = ok(client.post(SCORE, json=body))
+    estimate = ok(client.post(SCORE, json={**body, "sample": 60}))
+    streamed = lines_of(client, {**body, "sample": 60})[0]["estimate"]
+    assert streamed == {**estimate, "request_id": streamed["request_id"]}
+    assert (estimate["in_segment"], estimate["sampled"]) == (5, True)
+    assert estimate["low"] <= exact["expected"] <= estimate["high"]
+    assert {each["id"] for each in estimate["people"]} == set(likeliest)
+    assert "Left out, because they have no history: 1 of the 6 listed users." in estimate["note"]
+    few = ok(client.post(SCORE, json={"items": ITEMS, "sample": 30, "segment": {"least_bundles": 9}}))
+    assert (few["expected"], few["low"], few["high"]) == (None, None, None)
+    assert "too few for an estimate" in few["note"]
 
 
 def test_users_who_were_erased_are_not_in_the_sample(
@@ -211,12 +228,13 @@ def test_a_segment_is_that_of_the_recommender(
 def test_a_wrong_segment_is_refused(client: httpx.Client) -> None:
     for segment, word in (
         ({"tag": "nothing"}, "no item has the tag"),
-        ({"users": ["nobody"]}, "no user is in the segment"),
+        ({"users": ["nobody"]}, "is in the data ('nobody')"),
         ({"least_items": 5, "most_items": 4}, "above"),
         ({"least_items": -1}, "least_items"),
         ({"country": "IS"}, "country"),
     ):
-        problem(client.post(SCORE, json={"items": ITEMS, "segment": segment}), 422, word)
+        for route in (SCORE, BUYERS):
+            problem(client.post(route, json={"items": ITEMS, "segment": segment}), 422, word)
 
 
 # ── Buyers ───────────────────────────────────────────────────────────────────────────────────────
@@ -252,10 +270,20 @@ def test_only_keys_that_may_write_get_the_list(
         keys = {role: new_key(service.store, role) for role in ("read", "write", "admin")}
         with service.client(keys["read"]) as reader:
             problem(reader.post(BUYERS, json={"items": ITEMS}), 403, "'write'")
-            assert ok(reader.post(SCORE, json={"items": ITEMS}))["people"]
+            told = ok(reader.post(SCORE, json={"items": ITEMS}))
+            lines = lines_of(reader, {"items": ITEMS, "sample": 100})
+            assert [told["people"], lines[0]["estimate"]["people"], lines[-1]["forecast"]["people"]] == [
+                []
+            ] * 3
         for role in ("write", "admin"):
             with service.client(keys[role]) as client:
                 assert client.post(BUYERS, json={"items": ITEMS}).is_success
+                known = ok(client.post(SCORE, json={"items": ITEMS}))
+                assert len(known["people"]) == 10
+                assert {**told, "people": []} == {**known, "people": [], "request_id": told["request_id"]}
+                lines = lines_of(client, {"items": ITEMS, "sample": 100})
+                assert lines[0]["estimate"]["people"]
+                assert lines[-1]["forecast"]["people"]
 
 
 # ── The client ───────────────────────────────────────────────────────────────────────────────────

@@ -241,14 +241,52 @@ def test_what_users_own_and_what_is_sold_out(tiny: Recommender, tmp_path: Path) 
     tiny.shop_settings = ShopSettings(mostly_owned=0.5)
     demoted = chances()
     hidden = chances(owned="hide")
+    recommended = {
+        (user, answer.id) for user in data.users for answer in tiny.recommend(user, 8, stock="hide")
+    }
     tiny.shop_settings = ShopSettings(mostly_owned=1)
     for pair, answer in everything.items():
         share = len(answer.missing) / (len(answer.missing) + len(answer.owned))
-        assert (pair in demoted) == (share > 0 and not answer.sold_out)
+        assert (pair in demoted) == (pair in recommended) == (share > 0 and not answer.sold_out)
         assert (pair in hidden) == (share > 0.5 and not answer.sold_out)
         if pair in demoted:
-            expected = answer.score * (share if share <= 0.5 else 1)
-            assert demoted[pair] == pytest.approx(expected, rel=1e-4)
+            assert demoted[pair] == pytest.approx(answer.score, rel=1e-4)
+
+
+@pytest.mark.parametrize("per_user", [1, 2, 3])
+@pytest.mark.parametrize("value", ["sales", "takings"])
+def test_a_mostly_owned_bundle_is_shown_if_it_is_recommended_first(
+    tiny: Recommender, per_user: int, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What users own decides which bundles they are shown. Chances, sales and takings are the real ones."""
+    monkeypatch.setattr(tiny, "shop_settings", ShopSettings(mostly_owned=0.3, pays="missing"))
+    summary = tiny.campaign(tmp_path / "c", per_user=per_user, value=value)
+    rows = rows_of(tmp_path / "c")
+    first = {
+        (user, answer.id)
+        for user in tiny.dataset.users
+        for answer in tiny.recommend(user, per_user, stock="hide")
+    }
+    real = {
+        (user, answer.id): answer
+        for user in tiny.dataset.users
+        for answer in tiny.recommend(user, 8, owned="show", stock="hide")
+    }
+    mostly = 0
+    for row in rows:
+        answer = real[row["user_id"], row["bundle_id"]]
+        owned = len(answer.owned) / (len(answer.owned) + len(answer.missing))
+        mostly += owned >= 0.3
+        if value == "sales" or owned >= 0.3:
+            assert (row["user_id"], row["bundle_id"]) in first
+        assert row["chance"] == pytest.approx(answer.score, rel=1e-4)
+        worth = row["chance"] if value == "sales" else row["chance"] * row["to_pay"]
+        assert row["value"] == pytest.approx(worth, rel=1e-5)
+    assert mostly > 0
+    assert summary.sales == pytest.approx(sum(row["chance"] for row in rows), rel=1e-5)
+    assert summary.takings == pytest.approx(sum(row["chance"] * row["to_pay"] for row in rows), rel=1e-5)
+    assert summary.value == pytest.approx(summary.sales if value == "sales" else summary.takings)
+    assert summary.value <= summary.bound * (1 + 1e-9)
 
 
 def test_who_has_no_history_goes_by_sales(tmp_path: Path) -> None:
@@ -421,6 +459,15 @@ def test_mistakes_are_told_in_words(
     with pytest.raises(ConfigError, match=message):
         tiny.campaign(tmp_path / "c", **settings)
     assert not (tmp_path / "c").exists()
+
+
+def test_a_shop_in_which_everything_is_sold_out_is_told_so(tmp_path: Path) -> None:
+    empty = fitted(with_stock(small_shop(users=14, items=12, bundles=8), [0] * 12))
+    with pytest.raises(ConfigError, match=r"every bundle has a sold-out item.* sold_out='show' \(--sold-out"):
+        empty.campaign(tmp_path / "c")
+    with pytest.raises(ConfigError, match="every bundle that passes the filters has a sold-out item"):
+        empty.campaign(tmp_path / "c", where=Filter(among=["b0001"]))
+    assert empty.campaign(tmp_path / "c", sold_out="show", owned="show").shown == 14
 
 
 def test_an_unknown_user_is_told(tiny: Recommender, tmp_path: Path) -> None:

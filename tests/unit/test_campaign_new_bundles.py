@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.campaign import rows_of
-from bundlemage import Recommender, SplitPlan
+from bundlemage import Filter, Recommender, SplitPlan
 from bundlemage.campaigns.settings import Campaign, CampaignSummary
 from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, UnknownIdError
 from bundlemage.wire.shop import ShopSettings
@@ -42,6 +42,33 @@ def test_chances_are_those_of_recommend(shop: Recommender, new: dict[str, list[s
         mine = [row for row in rows if row["user_id"] == user]
         assert [row["bundle_id"] for row in mine] == [answer.id for answer in answers]
         assert [row["chance"] for row in mine] == pytest.approx([each.score for each in answers], rel=1e-5)
+
+
+def test_nobody_is_shown_the_same_items_twice(shop: Recommender, tmp_path: Path) -> None:
+    """A new bundle with the items of an earlier candidate is left out, and the summary names both."""
+    data = shop.dataset
+    names = {
+        bundle: [data.items[n] for n in data.bundle_item[place].indices]
+        for place, bundle in enumerate(data.bundles)
+    }
+    first, *_ = names
+    new = {f"N{name}": items[::-1] for name, items in names.items()} | {
+        "again": names[first][:1],
+        "once": names[first][:1],
+    }
+    summary = shop.campaign(tmp_path / "c", new_bundles=new, per_user=100, owned="show", sold_out="show")
+    assert summary.same_items == {f"N{name}": name for name in names} | {"once": "again"}
+    assert {row["bundle_id"] for row in rows_of(tmp_path / "c")} == {*names, "again"}
+    summary = shop.campaign(
+        tmp_path / "d",
+        new_bundles=new,
+        where=Filter(exclude=[first]),
+        per_user=100,
+        owned="show",
+        sold_out="show",
+    )
+    assert f"N{first}" not in summary.same_items
+    assert f"N{first}" in {row["bundle_id"] for row in rows_of(tmp_path / "d")}
 
 
 def prices_of(shop: Recommender) -> dict[str, float]:

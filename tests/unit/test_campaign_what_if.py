@@ -57,6 +57,57 @@ def test_more_stock(small: Recommender, tmp_path: Path) -> None:
     assert answer.change > 0
 
 
+@pytest.mark.parametrize("owned", ["show", "demote"])
+def test_a_sold_out_item_that_is_in_stock_again(owned: str, tmp_path: Path) -> None:
+    """Its bundles are left out of the campaign, and the answer counts on them."""
+    dataset = small_shop(users=40, items=20, bundles=12)
+    stock = 5 + np.arange(20) % 6
+    most, other = np.argsort(-np.bincount(dataset.bundle_item.indices))[:2].tolist()
+    stock[most] = 0
+    sold_out = fitted(with_stock(dataset, stock), "paper")
+    before = sold_out.campaign(tmp_path / "before", stock=True, shown_at_most=4, owned=owned)
+    (answer,) = sold_out.what_if(tmp_path / "before", {f"stock:{dataset.items[most]}": "+9"})
+    (less,) = sold_out.what_if(tmp_path / "before", {f"stock:{dataset.items[other]}": 0})
+    for place, number, told in ((most, 9, answer), (other, 0, less)):
+        new = fitted(with_stock(dataset, np.where(np.arange(20) == place, number, stock)), "paper")
+        real = new.campaign(tmp_path / str(place), stock=True, shown_at_most=4, owned=owned)
+        assert told.change == pytest.approx(real.value - before.value, rel=1e-4)
+    assert owned == "demote" or answer.change > 0 >= less.change
+
+
+def test_a_stock_or_a_budget_may_be_a_very_large_or_small_number(small: Recommender, tmp_path: Path) -> None:
+    small.campaign(tmp_path / "c", stock=True, budget=50.0)
+    name = f"stock:{small.dataset.items[0]}"
+    for size in ("99999999999999999999999", "9" * 400, 10**400, 1e300):
+        with pytest.raises(ConfigError, match="what if stock"):
+            small.what_if(tmp_path / "c", {name: size})
+    (most,) = small.what_if(tmp_path / "c", {name: 1e15})
+    assert most.after == 10**15
+    for small_number in (1e-05, "0.00001"):
+        with pytest.raises(ConfigError, match="Raise the budget"):  # such a budget buys nothing
+            small.what_if(tmp_path / "c", budget=small_number)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda stored: stored.pop("new_bundles"), "earlier version, without the setting 'new_bundles'"),
+        (lambda stored: stored.update(where=[]), "'where' is no filter"),
+        (lambda stored: stored.update(where={"colour": "red"}), "'where' is no filter"),
+    ],
+)
+def test_a_folder_of_an_earlier_version_or_a_damaged_one(
+    change: Any, message: str, small: Recommender, tmp_path: Path
+) -> None:
+    small.campaign(tmp_path / "c", shown_at_most=4)
+    path = tmp_path / "c" / "plan.json"
+    stored = json.loads(path.read_text())
+    change(stored)
+    path.write_text(json.dumps(stored))
+    with pytest.raises(CheckpointError, match=message):
+        small.what_if(tmp_path / "c", shown_at_most=5)
+
+
 def test_an_estimate_on_a_sample_is_near_a_new_campaign(
     shop: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,8 +207,12 @@ def test_a_looser_limit_loses_nothing(shop: Recommender, tmp_path: Path) -> None
         ({"bugdet": 3}, "'bugdet' is no limit of a campaign: use budget"),
         ({"budget": "much"}, "what if budget were 'much'"),
         ({"budget": "+10"}, "what if budget were '\\+10'. Give a number, such as 200$"),
-        ({"budget": -1}, "must be a number, at least 0"),
-        ({"per_user": 0}, "must be a whole number, at least 1"),
+        ({"budget": -1}, "must be a number from 0 to 1,000,000,000,000,000$"),
+        ({"per_user": 0}, "must be a whole number from 1 to 1,000,000,000,000,000$"),
+        ({"shown_at_most": "9" * 400}, "must be a whole number from 1 to"),
+        ({"shown_at_most": 10**400}, "Give a number, such as 200"),
+        ({"shown_at_most": 1e16}, "must be a whole number from 1 to"),
+        ({5: 3}, "5 is no limit of a campaign"),
         ({"per_user": True}, "what if per_user were True"),
         ({"shown_at_most": "-4"}, "what if shown_at_most were 0"),
         ({"shown_at_most": 2.5}, "must be a whole number"),

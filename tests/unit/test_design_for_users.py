@@ -236,6 +236,53 @@ class TestSeveralUsers:
         forecast = sample.score_bundle(design.ids)
         assert design.expected_buyers == pytest.approx(forecast.expected)
 
+    def test_the_buyers_of_a_segment_are_those_of_a_forecast(self, sample: Recommender) -> None:
+        everyone = sample.dataset.users.ids
+        segments: list[Segment | list[str]] = [
+            Segment(tag="Horror", least_bundles=5),
+            Segment(least_bundles=8),
+            Segment(most_bundles=2),
+            Segment(users=["u0007", "u0012", "u0031"]),
+            [*everyone[::40]],
+        ]
+        for segment in segments:
+            among = segment if isinstance(segment, Segment) else Segment(users=segment)
+            for design in sample.design_many(segment, n=2, size=3, reasons=False):
+                forecast = sample.score_bundle(design.ids, among=among)
+                assert design.expected_buyers == pytest.approx(forecast.expected, rel=1e-4)
+                assert (design.low, design.high) == (forecast.low, forecast.high)
+        few, others = [*everyone[::3]], [*everyone[1::3], *everyone[2::3]]
+        request = DesignRequest.of(must=["g0004", "g0022"], size=2, n=1, reasons=False, not_owned=False)
+        parts = [sample.design_many(users, request)[0].expected_buyers or 0 for users in (few, others)]
+        whole = sample.design_many(None, request)[0].expected_buyers
+        assert sum(parts) == pytest.approx(whole, rel=1e-4)
+
+    def test_samples_of_the_shop_and_of_a_group(self, sample: Recommender) -> None:
+        """The interval has the sampling error of both."""
+        shop, calibration = sample.shop, sample.new_bundle_calibration
+        assert calibration is not None
+        contents, everyone, bundles = (
+            shop.interactions.bundle_item,
+            shop.everyone(),
+            [[1, 2, 3], [40, 50, 60]],
+        )
+
+        def drawn(size: int, of: int, seed: int) -> Sample:
+            places = torch.from_numpy(np.random.default_rng(seed).permutation(of)[:size])
+            return Sample.of(sample.model, shop, everyone.rows(places), contents, of)
+
+        exact = expected_buyers(
+            sample.model, shop, drawn(800, 800, 0), bundles, calibration, drawn(400, 400, 0)
+        )
+        held = []
+        for seed in range(20):
+            group = drawn(100, 400, seed + 100)
+            found = expected_buyers(sample.model, shop, drawn(100, 800, seed), bundles, calibration, group)
+            held += [
+                low <= expected <= high for (expected, _, _), (_, low, high) in zip(exact, found, strict=True)
+            ]
+        assert np.mean(held) >= 0.9
+
     def test_who_is_listed_twice_counts_once(self, sample: Recommender) -> None:
         users = ["u0007", "u0012", "u0031"]
         request = DesignRequest.of(size=3, n=1, reasons=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from bundlemage import Recommender, SplitPlan
+from bundlemage import History, Recommender, SplitPlan
 from bundlemage.campaigns import everyone
 from bundlemage.campaigns.chances import normaliser
-from bundlemage.campaigns.estimate import estimated
+from bundlemage.campaigns.estimate import possible_sums, ratio
 from bundlemage.core.segments import Segment
 from bundlemage.errors import ConfigError, StoppedError, UnsupportedError
 from bundlemage.models.base import Indexable, Matcher, can, require
@@ -118,9 +119,10 @@ def test_the_spread_of_possible_sums_is_that_of_samples(size: int) -> None:
     for seed in range(SEEDS):
         chosen = np.random.default_rng(seed).permutation(400)[:size]
         own = chances[chosen]
-        found = estimated(population[:, chosen], own, own * inside[chosen], 400, seed)
-        possible = np.stack([found.possible[1], found.shares])
-        values.append([found.sums[1], (own * inside[chosen]).sum() / own.sum()])
+        terms = np.concatenate([population[:, chosen], own[None], (own * inside[chosen])[None]])
+        found = possible_sums(terms, 400, seed)
+        possible = np.stack([found[1], ratio(found[4], found[3])])
+        values.append([terms[1].sum() * 400 / size, terms[4].sum() / terms[3].sum()])
         spreads.append(possible.std(1))
         low, high = np.quantile(possible, [0.025, 0.975], axis=1)
         hits.append((low <= real) & (real <= high))
@@ -133,9 +135,7 @@ def test_a_sample_of_everybody_is_exact(model: Recommender, items: list[str]) ->
     whole = len(model.dataset.users)
     exact = model.score_bundle(items)
     assert model.score_bundle(items, sample=whole) == model.score_bundle(items, sample=10 * whole) == exact
-    table = estimated(np.ones((3, 9)), np.ones(9), np.ones(9), 9)
-    assert (table.possible == 9).all()
-    assert (table.shares == 1).all()
+    assert (possible_sums(np.ones((3, 9)), 9) == 9).all()
 
 
 def test_an_estimate_comes_first(model: Recommender, items: list[str]) -> None:
@@ -149,10 +149,14 @@ def test_an_estimate_comes_first(model: Recommender, items: list[str]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"sample": 0}, "at least 1"),
+        ({"sample": 0}, "at least 30"),
+        ({"sample": 1}, "at least 30"),
+        ({"users": lambda: [{}], "of": "5"}, "of is '5'; it must be a whole number, at least 1"),
+        ({"users": lambda: [{}], "of": -5}, "of is -5; it must be a whole number, at least 1"),
+        ({"users": lambda: [{"a": History(), "b": History()}], "of": 1}, "'of' is 1, but there are 2 users"),
         ({"sample": 2.5}, "sample is 2.5; it must be a whole number"),
         ({"of": 10}, "give 'users' as well"),
-        ({"users": list, "sample": 5}, "draw the sample yourself"),
+        ({"users": list, "sample": 50}, "draw the sample yourself"),
     ],
 )
 def test_a_wrong_sample_is_refused(
@@ -276,9 +280,81 @@ def test_a_sample_speaks_of_a_segment_too(model: Recommender, items: list[str]) 
     held = [(each.low or 0) <= exact.expected <= (each.high or 0) for each in found]
     assert np.mean(held) >= 0.9
     assert np.mean([each.in_segment for each in found]) == pytest.approx(exact.in_segment, rel=0.1)
-    one = Segment(users=[model.dataset.users.ids[0]])
-    notes = {model.score_bundle(items, sample=2, seed=seed, among=one).note for seed in range(3)}
-    assert any("None of the sampled users" in (note or "") for note in notes)
+
+
+@pytest.mark.parametrize("count", [1, 5, 20, 50])
+def test_a_sample_holds_the_figure_of_listed_users(
+    model: Recommender, alone: dict[str, float], items: list[str], count: int
+) -> None:
+    """All of them are scored, as hardly any are in the sample. The likeliest are the hardest case."""
+    likeliest = sorted(alone, key=lambda user: -alone[user])[:count]
+    segment = Segment(users=likeliest)
+    exact = model.score_bundle(items, among=segment)
+    assert exact.expected is not None
+    held = []
+    for seed in range(40):
+        found = model.score_bundle(items, sample=SAMPLE, seed=seed, among=segment)
+        assert (found.in_segment, found.sampled) == (count, True)
+        assert {each.id for each in found.people} <= set(likeliest)
+        assert found.low is not None
+        assert found.high is not None
+        held.append(found.low <= round(exact.expected) <= found.high)
+    assert np.mean(held) >= 0.9
+
+
+@pytest.mark.parametrize("size", [40, 60, 90])
+def test_intervals_of_small_parts_of_a_sample(tagged: Recommender, size: int) -> None:
+    """There is no number from fewer than 30 sampled users, and the others are in their intervals."""
+    items = [tagged.dataset.items[n] for n in (3, 17, 41)]
+    sizes = np.diff(tagged.dataset.user_item.indptr)
+    segments = [Segment(least_items=int(n)) for n in np.unique(np.quantile(sizes, [0.1, 0.3, 0.5, 0.8]))]
+    segments += [each for each in some_segments(tagged) if each.tag is not None]
+    assert len(segments) > 4
+    held, unknown = [], 0
+    for segment in segments:
+        exact = tagged.score_bundle(items, among=segment).expected or 0
+        for seed in range(10):
+            found = tagged.score_bundle(items, sample=size, seed=seed, among=segment)
+            if found.expected is None:
+                unknown += 1
+                assert (found.low, found.high, found.above, found.expected_takings) == (None,) * 4
+                assert "of the sampled users are in the segment, too few" in (found.note or "")
+                continue
+            assert (found.in_segment or 0) * size / found.of > 29
+            held.append((found.low or 0) <= exact <= (found.high or 0))
+    assert np.mean(held) >= 0.9
+    assert unknown > 0
+
+
+def test_a_sample_that_is_given_may_be_too_small(model: Recommender, items: list[str]) -> None:
+    def users() -> list[dict[str, History]]:
+        return [{"a": History([model.dataset.items[5]]), "b": History([model.dataset.items[6]])}]
+
+    found = model.score_bundle(items, users=users, of=500)
+    assert (found.expected, found.low, found.high, found.above) == (None,) * 4
+    assert all(each.chance is None for each in found.people)
+    assert found.weakest is not None
+    assert found.weakest.without is None
+    assert "Only 2 users were sampled, too few for an estimate" in (found.note or "")
+    assert model.score_bundle(items, users=users).expected is not None
+
+
+def test_a_bundle_without_an_id_in_a_history_is_refused(model: Recommender, items: list[str]) -> None:
+    pages = [{"a": History(bundles=[items[:2]])}]
+    for ask in (model.score_bundle, model.buyers):
+        with pytest.raises(ConfigError, match="has a bundle without an id"):
+            ask(items, users=lambda: pages)
+
+
+def test_draws_leave_no_memory_behind() -> None:
+    import tracemalloc
+
+    tracemalloc.start()
+    possible_sums(np.ones((5, 200_000)), 400_000)
+    now, highest = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert now < 1e6
+    assert highest < 2e7  # a table of all draws would have 80 MB
 
 
 @pytest.mark.parametrize(
@@ -290,6 +366,7 @@ def test_a_sample_speaks_of_a_segment_too(model: Recommender, items: list[str]) 
         ({"most_bundles": 1.5}, "whole number"),
         ({"least_items": 4, "most_items": 3}, "above"),
         ({"tag": 3}, "one tag"),
+        ({"users": 5}, "'users' is 5; expected a list of ids"),
     ],
 )
 def test_a_wrong_segment_is_refused(wrong: dict[str, Any], says: str) -> None:
@@ -300,15 +377,25 @@ def test_a_wrong_segment_is_refused(wrong: dict[str, Any], says: str) -> None:
 def test_listed_users_without_a_history_are_told(model: Recommender, items: list[str]) -> None:
     known = model.dataset.users.ids[:3]
     note = model.score_bundle(items, among=Segment(users=[*known, "nobody", "no one"])).note or ""
-    assert "Listed users without a history do not count: 2 of them." in note
+    assert "Left out, because they have no history: 2 of the 5 listed users." in note
     assert "listed" not in (model.score_bundle(items, among=Segment(users=known)).note or "")
-    assert "listed" not in (model.score_bundle(items, among=Segment(users=known), sample=9).note or "")
+    assert "listed" not in (model.score_bundle(items, among=Segment(users=known), sample=30).note or "")
+    note = model.score_bundle(items, among=Segment(users=[*known, "nobody"]), sample=30).note or ""
+    assert "Left out, because they have no history: 1 of the 4 listed users." in note
 
 
 def test_a_segment_without_users_is_refused(tagged: Recommender) -> None:
     names = [tagged.dataset.items[3]]
-    with pytest.raises(ConfigError, match="no user is in the segment"):
-        tagged.score_bundle(names, among=Segment(users=["nobody"]))
+    for ask in (tagged.score_bundle, tagged.buyers, partial(tagged.score_bundle, sample=30)):
+        with pytest.raises(
+            ConfigError,
+            match=r"no user is in the segment: none of the listed users is in the data .'nobody'.$",
+        ):
+            ask(names, among=Segment(users=["nobody"]))
+        with pytest.raises(ConfigError, match="'a', 'b', 'c' and 2 more"):
+            ask(names, among=Segment(users=["a", "b", "c", "d", "e"]))
+        with pytest.raises(ConfigError, match="see whether its conditions exclude each other"):
+            ask(names, among=Segment(users=tagged.dataset.users.ids[:2], least_items=10_000))
     with pytest.raises(ConfigError, match="no item has the tag 'nothing'"):
         tagged.score_bundle(names, among=Segment(tag="nothing"))
 

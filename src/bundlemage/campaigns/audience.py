@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from bundlemage.campaigns.chances import Numbers
-from bundlemage.campaigns.estimate import estimated
+from bundlemage.campaigns.estimate import possible_sums, ratio
 from bundlemage.campaigns.everyone import Everyone, UserBatches
 from bundlemage.campaigns.new_bundles import NewBundleCalibration, shifts
-from bundlemage.campaigns.sample import TYPICAL
+from bundlemage.campaigns.sample import TYPICAL, buyers_among
 from bundlemage.core.answering import nearest
 from bundlemage.core.filters import Filter, Mask, Shelf
 from bundlemage.core.history import Id
@@ -35,11 +35,13 @@ from bundlemage.wire.design_answers import (
     ForecastReplacement,
     ForecastWeakest,
 )
-from bundlemage.wire.requests import MOST_OFF
+from bundlemage.wire.requests import LEAST_SAMPLED, MOST_OFF
 from bundlemage.wire.shop import ShopSettings
 
 BEST_USERS = 64
 """The number of users with the highest chances for whom replacements are ranked."""
+NAMED = 3
+"""At most this many unknown users are named."""
 TRIED = 32
 """The number of items that are tried in place of the weakest item."""
 
@@ -57,6 +59,7 @@ def forecast(
     calibration: NewBundleCalibration | None = None,
     segment: Segment | None = None,
     of: int | None = None,
+    listed: UserBatches | None = None,
     count: int = 0,
     progress: Progress = in_silence,
 ) -> BundleForecast:
@@ -65,8 +68,9 @@ def forecast(
     The bundle has a price, or a discount off its items' prices. Without a calibration, fields such as
     `expected` and `above` are None, and the note says why. With a segment, only buyers in the segment count:
     the numbers of the parts of a shop add up to the number of the shop. If the users are a random sample,
-    `of` is the number of users that it was drawn from. `progress` is told how many of the users (about
-    `count`) are scored.
+    `of` is the number of users that it was drawn from. Then `listed` may have all users that the segment
+    lists, so that their number is not estimated from those in the sample. `progress` is told how many of the
+    users (about `count`) are scored.
     """
     inside = _positions(shop, items)
     price, list_price, discount = _prices(shop, settings, inside, price, discount)
@@ -84,7 +88,15 @@ def forecast(
     if len(inside) > 1 and segment is None:
         shorter = [inside[:n] + inside[n + 1 :] for n in range(len(inside))]
     scored = audience.score([inside, *shorter], max(k, BEST_USERS))
-    scale, best = audience.scale(scored), scored.best
+    if of is not None and of < scored.users:
+        raise ConfigError(
+            f"'of' is {of:,}, but there are {scored.users:,} users: it is the number of all users"
+        )
+    scale, told, inside_of = audience.scale(scored), audience, scored
+    if listed is not None and scale > 1:
+        told = _Audience(forecaster, shop, listed, calibration, segment, None, 0, in_silence)
+        inside_of = told.score([inside], max(k, BEST_USERS))
+    best, exact = inside_of.best, scale == 1 or told is not audience
     worth = audience.worth(scored.sums * scale)
     weakest, replacement = None, None
     if shorter:
@@ -93,13 +105,17 @@ def forecast(
         without = audience.if_told_apart(worth[1 + place])
         weakest = ForecastWeakest(id=name, title=title, without=without)
         replacement = _replacement(audience, shorter[place], inside, worth[0], best.histories, notes)
-    if segment is not None and not scored.inside.any():
-        if scale == 1:
-            raise ConfigError("no user is in the segment: see whether its conditions exclude each other")
-        notes.append("None of the sampled users is in the segment: use a larger sample, or all users.")
-    if scale == 1 and (strangers := audience.strangers):
-        notes.append(f"Listed users without a history do not count: {strangers:,} of them.")
-    outlook = audience.outlook(scored)
+    if exact:
+        told.check_segment(inside_of)
+        if segment is not None and (strangers := len(told.strangers)):
+            listed_users = len(segment.users or ())
+            notes.append(
+                f"Left out, because they have no history: {strangers:,} of the {listed_users:,} listed users."
+            )
+    elif (found := int(inside_of.inside.sum())) < LEAST_SAMPLED:
+        who = "users were sampled" if segment is None else "of the sampled users are in the segment"
+        notes.append(f"Only {found:,} {who}, too few for an estimate: use a larger sample, or all users.")
+    outlook = audience.outlook(scored, inside_of)
     expected = outlook.expected
     return BundleForecast(
         items=tuple(ForecastItem(**_named(shop.item_shelf, n)) for n in inside),
@@ -109,7 +125,7 @@ def forecast(
         asked=scored.users,
         of=round(scored.users * scale),
         sampled=scale > 1,
-        in_segment=None if segment is None else round(scored.inside.sum() * scale),
+        in_segment=None if segment is None else round(inside_of.inside.sum() * (1 if exact else scale)),
         expected=expected,
         low=outlook.low,
         high=outlook.high,
@@ -156,6 +172,7 @@ def buyers(
         why = UNCALIBRATED if calibration is None else f"{calibration.reason}."
         raise UnsupportedError(f"the chances of users are not known: {why}")
     scored = audience.score([inside], 1, with_ids=True)
+    audience.check_segment(scored)
     chances: Numbers = audience.chances(scored).double().numpy()
     threshold = audience.calibration.threshold
     chosen = chances > threshold if least_chance is None else chances >= least_chance
@@ -311,6 +328,8 @@ class _Audience:
         self.calibration = calibration if calibration and calibration.reason is None else None
         self._count, self._progress = count, progress
         self._stage, self._done = "users", 0
+        self.too_few = False
+        """Whether the users that were scored are too few to say anything about all users."""
         contents = shop.interactions.bundle_item
         self._in_segment = None if segment is None else SegmentTest(segment, shop.item_shelf, contents)
         items = len(shop.dataset.items)
@@ -325,10 +344,27 @@ class _Audience:
         return self.calibration.threshold if self.calibration else None
 
     @property
-    def strangers(self) -> int:
-        """How many of the users that the segment lists were not among those scored."""
-        test = self._in_segment
-        return 0 if test is None or test.segment.users is None else len(test.segment.users) - test.found
+    def strangers(self) -> list[str]:
+        """The users that the segment lists and that were not among those scored."""
+        return [] if self._in_segment is None else sorted(self._in_segment.unseen)
+
+    def check_segment(self, scored: _Scored) -> None:
+        """Raises a `ConfigError` if no user is in the segment."""
+        if self._in_segment is not None and not scored.inside.any():
+            raise self._nobody()
+
+    def _nobody(self) -> ConfigError:
+        """The error if there are no users to score, or none of them is in the segment."""
+        if self._in_segment is None:
+            return ConfigError("the shop has no users, so a bundle has no audience")
+        listed, strangers = self._in_segment.segment.users, self.strangers
+        if listed is not None and len(strangers) == len(listed):
+            names = ", ".join(map(repr, strangers[:NAMED]))
+            more = f" and {len(strangers) - NAMED:,} more" if len(strangers) > NAMED else ""
+            return ConfigError(
+                f"no user is in the segment: none of the listed users is in the data ({names}{more})"
+            )
+        return ConfigError("no user is in the segment: see whether its conditions exclude each other")
 
     def worth(self, sums: Numbers) -> Numbers:
         """Numbers by which bundles are compared: the expected buyers if these tell bundles apart, else the
@@ -340,37 +376,44 @@ class _Audience:
 
     def if_told_apart(self, worth: float) -> float | None:
         """The number if it is one of expected buyers."""
-        return float(worth) if self.calibration is not None and self.calibration.tells_apart else None
+        known = self.calibration is not None and self.calibration.tells_apart and not self.too_few
+        return float(worth) if known else None
 
     def scale(self, scored: _Scored) -> float:
         """How many users each scored user stands for."""
         return 1.0 if self.of is None else max(1.0, self.of / scored.users)
 
-    def outlook(self, scored: _Scored) -> _Outlook:
-        """What the scores say about the first bundle."""
-        best = scored.best
-        if self.calibration is None:
+    def outlook(self, scored: _Scored, part: _Scored) -> _Outlook:
+        """What the scores say about the first bundle. `part` has the users of the segment: `scored`, or users
+        who were scored apart from a sample."""
+        best = part.best
+        if self.calibration is None or self.too_few:
             return _Outlook(None, None, None, None, [None] * len(best.ids))
         scale, calibration = self.scale(scored), self.calibration
         total = calibration.expected(scored.sums[:, :1] * scale)
         shift = float(shifts(scored.logits[:, None].numpy(), total / scale)[0])
-        chances = torch.sigmoid(scored.logits + shift)
-        above = int((chances > calibration.threshold).numpy()[scored.inside].sum())
-        expected, shares = float(total[0]), 1.0
-        if not scored.inside.all():
-            bought = float(chances.sum(dtype=torch.float64))
-            counted = float(chances[torch.from_numpy(scored.inside)].sum(dtype=torch.float64))
-            shares = counted / max(bought, 1e-99)
-        if scale > 1:
-            assert self.of is not None
-            buying = chances.double().numpy()
-            found = estimated(scored.terms, buying, buying * scored.inside, self.of)
-            low, high = calibration.interval(found.possible, found.shares)
-        else:
-            low, high = calibration.interval(scored.sums[:, 0], shares)
-        most = round(scored.inside.sum() * scale)
         own = torch.sigmoid(best.logits + shift).tolist()
-        return _Outlook(expected * shares, min(low, most), min(high, most), round(above * scale), own)
+        chances, inside = torch.sigmoid(part.logits + shift).double().numpy(), part.inside
+        above = int((chances > calibration.threshold)[inside].sum())
+        if part is not scored:
+            assert self.of is not None
+            logits, of_part = scored.logits.numpy(), part.logits.numpy()[inside]
+            found = buyers_among(scored.terms, logits, self.of, of_part, len(of_part), calibration)
+            return _Outlook(*found, above, own)
+        buying, counting = chances.sum(keepdims=True), (chances * inside).sum(keepdims=True)
+        share = ratio(counting, buying)
+        lacking = int((inside & np.isfinite(scored.logits.numpy())).sum())
+        if scale == 1:
+            low, high = calibration.interval(scored.sums[:, 0], share, lacking)
+        else:
+            assert self.of is not None
+            if int(inside.sum()) < LEAST_SAMPLED:
+                return _Outlook(None, None, None, None, own)
+            columns = np.concatenate([scored.terms, chances[None], (chances * inside)[None]])
+            possible = possible_sums(columns, self.of)
+            shares = ratio(possible[4], possible[3])
+            low, high = calibration.interval(possible[:3], shares, round(lacking * scale))
+        return _Outlook(float((total * share)[0]), low, high, round(above * scale), own)
 
     def chances(self, scored: _Scored) -> Tensor:
         """The chances of all users to take the first bundle."""  # [users]
@@ -407,8 +450,9 @@ class _Audience:
             self._done += len(ids)
             self._report()
         if leading is None:
-            raise ConfigError("the shop has no users, so a bundle has no audience")
+            raise self._nobody()
         self._stage, self._count = "users, for a better item", self._done
+        self.too_few = self.of is not None and self._done < min(LEAST_SAMPLED, self.of)
         everybody = np.concatenate(inside)
         return _Scored(names, sums, np.concatenate(terms, axis=1), torch.cat(logits), everybody, leading)
 

@@ -1,4 +1,4 @@
-"""New bundles, such as designs, as candidates of a campaign beside the bundles of the shop."""
+"""What may be shown in a campaign besides the shop as it is: new bundles, and items with another stock."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from scipy import sparse
 
 from bundlemage.campaigns.chances import with_median_sales
-from bundlemage.core.ownership import full_price
+from bundlemage.core.ownership import Whole, full_price
 from bundlemage.core.shop import Shop
 from bundlemage.data.dataset import (
     BUNDLE_SCHEMA,
@@ -76,3 +77,28 @@ def with_new_bundles(
     contents = with_median_sales(model, Ragged.from_lists(inside, shop.device))
     interactions = replace(shop.interactions, bundle_item=shop.interactions.bundle_item.append(contents))
     return Shop(dataset, shop.device, interactions=interactions)
+
+
+def repeated(contents: sparse.csr_matrix, candidates: Whole, start: int) -> dict[int, int]:
+    """Returns the candidates from position `start` on that have the same items as an earlier candidate, each
+    with the first such candidate. Candidates are positions in ascending order."""
+    new = candidates[candidates >= start]
+    if not len(new):
+        return {}
+    inside, inside_new = (contents[places].astype(np.int32) for places in (candidates, new))
+    shared, sizes = (inside @ inside_new.T).tocoo(), np.diff(contents.indptr)
+    first, second = candidates[shared.row], new[shared.col]
+    same = (first < second) & (shared.data == sizes[first]) & (shared.data == sizes[second])
+    pairs = sorted(zip(first[same].tolist(), second[same].tolist(), strict=True), reverse=True)
+    return {after: before for before, after in pairs}
+
+
+def restocked(shop: Shop, item: int, stock: int) -> Shop:
+    """Returns the shop with another stock of one item. The catalogue must have a column of stocks."""
+    tables = shop.dataset.catalogue
+    assert tables is not None
+    column = tables.items["stock"].combine_chunks()
+    changed = pc.if_else(pa.array(np.arange(len(column)) == item), pa.scalar(stock, column.type), column)
+    items = tables.items.set_column(tables.items.column_names.index("stock"), "stock", changed)
+    dataset = replace(shop.dataset, catalogue=replace(tables, items=items))
+    return Shop(dataset, shop.device, shop.trade, interactions=shop.interactions)

@@ -142,17 +142,19 @@ class NewBundleCalibration:
         """The expected numbers of buyers."""  # [n]
         return _expected(sums, self.levels, self.intercept, self.level)
 
-    def interval(self, sums: Numbers, shares: float | Numbers = 1.0) -> tuple[int, int]:
+    def interval(
+        self, sums: Numbers, shares: float | Numbers = 1.0, most: float | None = None
+    ) -> tuple[int, int]:
         """The interval for the number of buyers of one bundle.
 
         `sums` has [3], or [3, n] for n values that estimated sums may have. `shares` is the share of the
-        buyers to count: one number, or n.
+        buyers to count: one number, or n. There are at most `most` buyers; None: all who lack an item.
         """
         means = np.ravel(shares * np.array([_expected(sums, self.levels, *each) for each in self.resampled]))
         if len(means) > MIXED:
             means = np.quantile(means, (np.arange(MIXED) + 0.5) / MIXED)
         low, high = interval(means, self.dispersion)
-        most = np.max(sums[0])
+        most = np.max(sums[0]) if most is None else most
         return int(min(low, most)), int(min(high, most))
 
     def logits(self, logs: Tensor, histories: Histories) -> Tensor:

@@ -13,10 +13,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
+from torch import Tensor
 
-from bundlemage.campaigns.candidates import with_new_bundles
+from bundlemage.campaigns.candidates import repeated, with_new_bundles
 from bundlemage.campaigns.chances import Calibration, chances_of
 from bundlemage.campaigns.choice import CANDIDATES, WORK, Choice
 from bundlemage.campaigns.limits import (
@@ -33,7 +35,8 @@ from bundlemage.campaigns.limits import (
 from bundlemage.campaigns.settings import Campaign
 from bundlemage.campaigns.whole import best_showings
 from bundlemage.core.answering import Batch, batch_of, rows_at_a_time, slices
-from bundlemage.core.ownership import BundleFacts
+from bundlemage.core.filters import Filter
+from bundlemage.core.ownership import BundleFacts, Demoted
 from bundlemage.core.shop import Shop
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Matcher, Model, require
@@ -85,9 +88,8 @@ class Offer:
         shop: Shop,
         calibration: Calibration | None,
         rules: ShopSettings = DEFAULT_RULES,
-        stock: Whole | None = None,
     ) -> None:
-        """`shop` has all candidates (see `of`). `stock` is used instead of the stock of the items."""
+        """`shop` has all candidates (see `of`)."""
         self.settings, self.model, self.shop, self.calibration = settings, model, shop, calibration
         self.rules = rules.changed({"owned": settings.owned or rules.owned})
         takings = settings.value == "takings"
@@ -103,14 +105,17 @@ class Offer:
         known &= np.isfinite(self.prices) | (not takings)
         self.left_out = int((passing & ~known).sum())
         """Number of bundles that pass the filters, but lack a price or discount that is needed."""
-        self.eligible = np.flatnonzero(passing & known)
-        """Positions of all bundles that pass the filters and have the needed price and discount."""
-        if not len(self.eligible):
-            raise ConfigError(
-                "there is no bundle to show: no bundle of the shop passes the filters"
-                + (" and has a known price and discount" if passing.any() else "")
-            )
-        if stock is None and settings.stock:  # unknown stock counts as 0, as in filters
+        if not (passing & known).any():
+            raise self._nothing(passing)
+        places, ids = np.flatnonzero(passing & known), shop.dataset.bundles
+        same = repeated(shop.dataset.bundle_item, places, len(ids) - len(settings.new_bundles))
+        self.same_items = {ids[after]: ids[before] for after, before in sorted(same.items())}
+        """New bundles that are left out, each with an earlier candidate that has the same items."""
+        self.eligible = places[~np.isin(places, list(same))]
+        """Positions of all bundles that pass the filters, have the needed price and discount, and do not
+        repeat another one."""
+        stock: Whole | None = None
+        if settings.stock:  # unknown stock counts as 0, as in filters
             known_stock = shop.item_shelf.column("stock").fill_null(0).to_numpy()
             stock = np.maximum(known_stock.astype(np.int64), 0)
         self.stock = stock
@@ -136,6 +141,22 @@ class Offer:
             )
         self.limits = limits_of(self.bundles)
 
+    def _nothing(self, passing: npt.NDArray[np.bool_]) -> ConfigError:
+        """The error if there is no bundle to show. `passing` are those that pass the filters and are not
+        left out because an item is sold out."""
+        where = self.settings.where
+        filtered = "" if where == Filter() else " that passes the filters"
+        if passing.any():
+            why = f"the price or discount of every bundle{filtered} is unknown"
+        elif torch.isfinite(self.shop.bundles(where).hidden).any():
+            why = (
+                f"every bundle{filtered} has a sold-out item. To show such bundles, use sold_out='show' "
+                "(--sold-out show)"
+            )
+        else:
+            why = "no bundle of the shop passes the filters" if filtered else "the shop sells no bundle"
+        return ConfigError(f"there is no bundle to show: {why}")
+
     def scored(self, users: Whole) -> Scored:
         """Returns chances and values for these users. `users` are positions in the shop."""
         shop, parts, unknown = self.shop, [], 0
@@ -151,13 +172,12 @@ class Offer:
                 nothing = batch.no_history
                 logs[nothing] = shop.bundles().shares.clamp(min=1e-30).log()
                 part = chances_of(self.calibration, logs, histories)
-                if self.rules.owned != "show":
-                    part[histories.bundles.row_of_entry(), histories.bundles.values] = (
-                        0.0  # the user has these
-                    )
                 demoted = batch.goods.demoted(batch.owned, self.rules.owned, self.rules.mostly_owned)
-                if demoted is not None:
-                    part[demoted.rows, demoted.bundles] *= demoted.shares.to(part.dtype)
+                if demoted is not None:  # the rule is not `show`
+                    has = histories.bundles.row_of_entry(), histories.bundles.values
+                    logs[has] = -torch.inf
+                    part[has] = 0.0
+                    self._leave_out(part, logs, demoted, eligible)
                 parts.append(part[:, eligible].cpu())
                 if self.settings.value == "takings":
                     payments.append(self._payments(batch))
@@ -170,6 +190,16 @@ class Offer:
             chances, values = chances[:, there], values[:, there]
         shares = chances if self.settings.reserve == "expected" else None
         return Scored(Block(values, shares), chances, unconstrained, unknown)
+
+    def _leave_out(self, chances: Tensor, logs: Tensor, demoted: Demoted, eligible: Tensor) -> None:
+        """Sets the chances of owned bundles to 0, unless a user would be recommended them first. `logs` are
+        the log-probabilities, and are changed."""
+        rows, bundles = demoted.rows, demoted.bundles
+        logs[rows, bundles] += demoted.shares.log().to(logs.dtype)  # as `recommend` ranks them
+        most = min(self.settings.per_user, len(eligible))
+        last = logs[:, eligible].topk(most, dim=1).values[:, -1]
+        left_out = (demoted.shares == 0) | (logs[rows, bundles] < last[rows])
+        chances[rows[left_out], bundles[left_out]] = 0.0
 
     def _payments(self, batch: Batch) -> Floats:
         """Returns what each user pays for each eligible bundle; 0 if it is unknown because of what the user

@@ -114,7 +114,14 @@ def settings_of(path: Path) -> dict[str, Any]:
     if not folder.begun:
         raise ConfigError(f"{path} holds no campaign: make one first")
     stored = folder.stored()
+    if lacking := [name for name in Campaign.model_fields if name not in stored]:
+        raise CheckpointError(
+            f"the campaign in {path} was made by an earlier version, without the setting {lacking[0]!r}: "
+            f"{folder.anew}"
+        )
     settings = {name: stored[name] for name in Campaign.model_fields}
+    if not isinstance(settings["where"], dict) or settings["where"].keys() - Filter.__dataclass_fields__:
+        raise folder.damaged(folder.file_path, "'where' is no filter")
     return {**settings, "where": Filter(**settings["where"])}
 
 
@@ -242,6 +249,7 @@ class _Work:
             share_of_bound=total["value"] / bound if bound > 0 else None,
             chances="softmax" if self.offer.calibration is None else "calibrated",
             left_out=self.offer.left_out,
+            same_items=self.offer.same_items,
             different=int((self.times > 0).sum()),
             limits=self._use(),
             worth_more=[each.to_json() for each in self._worth_more()],

@@ -52,7 +52,8 @@ class Campaign(BaseModel):
     """Whether bundles with a sold-out item are left out or may be shown."""
     owned: OwnedRule | None = None
     """What happens to bundles whose items the user owns. The default is the shop's setting. With `demote`,
-    the chance of a mostly owned bundle is multiplied by the share of its items that is missing."""
+    a mostly owned bundle is shown only to users for whom it is among the `per_user` bundles that they would
+    be recommended first."""
     shown_at_most: Count | None = None
     """Maximum number of users that a bundle is shown to."""
     different_at_most: Count | None = None
@@ -67,7 +68,8 @@ class Campaign(BaseModel):
     """What the campaign maximises: expected sales, or takings (expected sales times what the user pays)."""
     new_bundles: Annotated[dict[str, list[str]], BeforeValidator(_new_bundles)] = Field(default_factory=dict)
     """Bundles that the shop does not have yet, such as designs, as further candidates: id → ids of the items.
-    They are scored with the sales of the median bundle."""
+    They are scored with the sales of the median bundle. One with the same items as an earlier candidate is
+    left out."""
     new_prices: Annotated[
         dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]], BeforeValidator(_by_text)
     ] = Field(default_factory=dict)
@@ -117,6 +119,8 @@ class CampaignSummary:
     """`softmax`: the model has no calibration, so chances are its softmax over all bundles."""
     left_out: int
     """Number of bundles that were left out because their price or discount is unknown."""
+    same_items: dict[str, str]
+    """New bundles that were left out because an earlier candidate has the same items: id → id of that one."""
     different: int
     """Number of different bundles that are shown."""
     limits: dict[str, dict[str, Any]]

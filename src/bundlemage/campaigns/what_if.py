@@ -10,15 +10,18 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from bundlemage.campaigns.candidates import restocked
 from bundlemage.campaigns.limits import Whole
 from bundlemage.campaigns.plan import Offer, Plan, Planner
 from bundlemage.campaigns.settings import Campaign
 from bundlemage.campaigns.whole import best_showings
-from bundlemage.errors import ConfigError
+from bundlemage.errors import ConfigError, is_number
 
 Change: TypeAlias = float | str
 """The new size of a limit, such as 2000 or "2000", or the difference from the present one, such as "+200"."""
 LIMITS = ("budget", "shown_at_most", "different_at_most", "per_user")
+LARGEST = 10**15
+"""The largest size of a limit that a question may name."""
 NORMAL = 1.96
 """The number of standard errors on each side of the 95% interval."""
 QUICK_VALUES = 256
@@ -67,19 +70,21 @@ class Changed:
         """Returns the change of a limit, such as `budget` or `stock:g0022`. Raises a `ConfigError` if this is
         no limit of the campaign, or the change is no number."""
         before = _size(offer, limit)
-        text = str(change).strip()
-        relative = isinstance(change, str) and text[:1] in ("+", "-")
-        is_number = not isinstance(change, bool) and re.fullmatch(r"[+-]?\d+(\.\d+)?", text)
-        if not is_number or (relative and before is None):
+        text = change.strip() if isinstance(change, str) else ""
+        relative = text[:1] in ("+", "-")
+        known = re.fullmatch(r"[+-]?\d+(\.\d+)?", text) if isinstance(change, str) else is_number(change)
+        if not known or (relative and before is None):
             raise ConfigError(
                 f"what if {limit} were {change!r}? Give a number, such as 200"
                 + (", or a difference, such as '+200' or '-200'" if before is not None else "")
             )
-        after = float(text) + (before or 0.0 if relative else 0.0)
+        after = float(text or change) + (before or 0.0 if relative else 0.0)
         least = 0 if limit == "budget" or limit.startswith("stock:") else 1
-        if after < least or (limit != "budget" and after != int(after)):
+        if not least <= after <= LARGEST or (limit != "budget" and after != int(after)):
             number = "a number" if limit == "budget" else "a whole number"
-            raise ConfigError(f"what if {limit} were {after:g}? It must be {number}, at least {least}")
+            raise ConfigError(
+                f"what if {limit} were {after:g}? It must be {number} from {least} to {LARGEST:,}"
+            )
         kind, _, item = limit.partition(":")
         place = offer.shop.dataset.items.position(item) if kind == "stock" else None
         return cls(kind, place, before, after)
@@ -90,7 +95,7 @@ def _size(offer: Offer, limit: str) -> float | None:
     if limit in LIMITS:
         size: float | None = getattr(offer.settings, limit)
         return size
-    if not limit.startswith("stock:"):
+    if not str(limit).startswith("stock:"):
         raise ConfigError(
             f"{limit!r} is no limit of a campaign: use {', '.join(LIMITS)}, or stock:ITEM with the id of "
             "an item"
@@ -137,15 +142,13 @@ class WhatIfs:
 
     def _other(self, changed: Changed) -> Offer:
         offer = self.offer
-        settings, stock = offer.settings, offer.stock
+        settings, shop = offer.settings, offer.shop
         if changed.item is None:
             after = changed.after if changed.limit == "budget" else int(changed.after)
             settings = Campaign.of(**{**dict(settings), changed.limit: after})
-        else:
-            assert stock is not None
-            stock = stock.copy()
-            stock[changed.item] = int(changed.after)
-        return Offer(settings, offer.model, offer.shop, offer.calibration, offer.rules, stock)
+        else:  # what is sold out may change, too
+            shop = restocked(shop, changed.item, int(changed.after))
+        return Offer(settings, offer.model, shop, offer.calibration, offer.rules)
 
     # ── Answers ──────────────────────────────────────────────────────────────────────────────────
 
@@ -164,8 +167,11 @@ class WhatIfs:
                 planner.chosen = self.planner.chosen  # a search for a better choice would take long
             change, error = self._difference(planner)
             basis, users = "sample", len(self.planner.drawn)
-        # The old plan keeps a limit that is looser, so nothing is lost.
         least, most = (0.0, math.inf) if looser else (-math.inf, 0.0)
+        # The old plan keeps a limit that is looser, so nothing is lost. But bundles that can be delivered
+        # again may be recommended before mostly owned ones, which are not shown then.
+        if not np.array_equal(other.eligible, self.offer.eligible):
+            least, most = -math.inf, math.inf
         change, low, high = (min(max(x, least), most) for x in (change, change - error, change + error))
         name = None if changed.item is None else self.offer.shop.dataset.items[changed.item]
         return WhatIf(

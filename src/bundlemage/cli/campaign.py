@@ -161,6 +161,11 @@ def _sentences(summary: CampaignSummary, shop: ShopSettings) -> list[str]:
             f"[yellow]note:[/] {summary.by_popularity:,} users have no history; for them the chance of "
             "a bundle is its share of all sales"
         )
+    if same := [f"{name} (as {other})" for name, other in summary.same_items.items()]:
+        lines.append(
+            "[yellow]note:[/] new bundles were left out because others have the same items: "
+            + show.plain(", ".join(same))
+        )
     if summary.left_out:
         lines.append(
             f"[yellow]note:[/] {summary.left_out:,} bundles were left out because their price or discount is "
@@ -177,7 +182,7 @@ def _size(limit: str, size: float | None, shop: ShopSettings) -> str:
     """The size of a limit."""
     if size is None:
         return "no limit"
-    return show.money(size, shop) if limit == "budget" else f"{size:,g}"
+    return show.money(size, shop) if limit == "budget" else f"{size:,.0f}"
 
 
 def _amount(value: float, quantity: str, shop: ShopSettings) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,8 @@ class Segment:
         if isinstance(self.users, str):
             raise ConfigError(f"a segment's 'users' is a list, not a string: write [{self.users!r}]")
         if self.users is not None:
+            if not isinstance(self.users, Iterable):
+                raise ConfigError(f"a segment's 'users' is {self.users!r}; expected a list of ids")
             object.__setattr__(self, "users", frozenset(map(str, self.users)))
         if self.tag is not None and not isinstance(self.tag, str):
             raise ConfigError(f"a segment's 'tag' is {self.tag!r}; expected one tag, as text")
@@ -68,8 +70,8 @@ class SegmentTest:
         if not isinstance(segment, Segment):
             raise ConfigError(f"give a segment such as Segment(tag='Horror'), not {segment!r}")
         self.segment = segment
-        self.found = 0
-        """How many of the users that the segment lists were among those tested."""
+        self.unseen = set(map(str, segment.users or ()))
+        """The users that the segment lists and that were not among those tested."""
         self._tagged: tuple[Tensor, Tensor] | None = None
         if segment.tag is None:
             return
@@ -99,7 +101,7 @@ class SegmentTest:
         if segment.users is not None:
             listed = segment.users
             is_listed = np.fromiter((name in listed for name in ids), bool, len(ids))
-            self.found += int(is_listed.sum())
+            self.unseen.difference_update(ids)
             mask = mask & is_listed
         return mask
 

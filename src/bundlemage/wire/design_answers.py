@@ -250,7 +250,8 @@ class BundleForecast(Out):
     """The number of users in the segment, estimated if 'sampled'. Null if the request names no segment."""
     expected: float | None
     """How many users of the segment, or of the shop, would ever buy the bundle. Users who have all its items
-    do not count. Null: there is too little data to say, and 'note' says why."""
+    do not count. Null: there is too little data to say, or too few users of the segment are in the sample;
+    'note' says why."""
     low: int | None
     high: int | None
     """The number of buyers lies between 'low' and 'high' for nine of ten new bundles. If 'sampled', the
@@ -261,7 +262,8 @@ class BundleForecast(Out):
     """The chance above which a user is counted in 'above'. It is learned on bundles held out of training."""
     expected_takings: float | None
     people: tuple[ForecastPerson, ...]
-    """The users who like the bundle best, among those for whom the forecast was computed."""
+    """The users who like the bundle best, among those for whom the forecast was computed. The service gives
+    them only to keys of the role 'write' or 'admin'."""
     nearest: tuple[ForecastNeighbour, ...]
     """The bundles of the shop that are most similar."""
     weakest: ForecastWeakest | None

@@ -36,6 +36,8 @@ MANY: Final = 10_000
 """Maximum number of ids in one list."""
 MOST_ITEMS: Final = 100
 """Maximum number of items in a bundle that is designed or scored."""
+LEAST_SAMPLED: Final = 30
+"""The fewest users from which the buyers of all users are estimated."""
 MOST_SAMPLED: Final = 1_000_000
 """Maximum number of users in a sample."""
 MOST_OFF: Final = 0.99
@@ -316,7 +318,7 @@ class ScoreIn(Body):
     )
     segment: SegmentIn | None = None
     """The part of the users whose purchases are forecast. The default is all users."""
-    sample: Annotated[int, Field(ge=1, le=MOST_SAMPLED), Number] | None = None
+    sample: Annotated[int, Field(ge=LEAST_SAMPLED, le=MOST_SAMPLED), Number] | None = None
     """Estimate from a sample of this many users, which takes a second or two. The default is the exact
     forecast of all users. With `stream=true`, it is the sample of the estimate that comes first, 2,000
     users by default."""

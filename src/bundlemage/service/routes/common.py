@@ -67,12 +67,13 @@ async def where_of_query(
     return Where(tags=tags, min_price=min_price, max_price=max_price, in_stock=in_stock, exclude=exclude)
 
 
-async def sees_costs(request: Request) -> bool:
-    """Whether the caller may know what items cost the shop."""
+async def may_write(request: Request) -> bool:
+    """Whether the caller has the role `write` or `admin`. Others do not see costs and lists of persons."""
     return ROLES[request.state.principal.role] >= ROLES["write"]
 
 
-SeesCosts = Annotated[bool, Depends(sees_costs)]
+SeesCosts = Annotated[bool, Depends(may_write)]
+SeesPeople = Annotated[bool, Depends(may_write)]
 WhereOfQuery = Annotated[Where, Depends(where_of_query)]
 
 

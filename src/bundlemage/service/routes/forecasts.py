@@ -20,7 +20,7 @@ from bundlemage.live import Live
 from bundlemage.progress import Progress
 from bundlemage.service.answerer import check_catalogue
 from bundlemage.service.problems import answer_of
-from bundlemage.service.routes.common import RequestId, TheService, allow, check_in_model
+from bundlemage.service.routes.common import RequestId, SeesPeople, TheService, allow, check_in_model
 from bundlemage.store.records import Owned
 from bundlemage.store.repository import Store
 from bundlemage.wire.design_answers import ForecastLine, ForecastOut
@@ -58,6 +58,7 @@ async def score(
     service: TheService,
     request_id: RequestId,
     request: Request,
+    sees_people: SeesPeople,
     stream: Annotated[
         bool, Query(description="Send an estimate first, then the progress, then the exact forecast.")
     ] = False,
@@ -68,13 +69,13 @@ async def score(
     buyers, only the revenue. With 'sample', an estimate is answered within a second or two. The exact
     forecast may take some minutes in a large shop: GET /v1/work says how far it is. To cancel it, close the
     connection. With `stream=true` the answer has lines of JSON (`ForecastLine`): the estimate, the progress,
-    the forecast.
+    the forecast. 'people' is a list of persons, so it is empty for a key of the role 'read'.
     """
     sample = body.sample or (SAMPLE if stream else None)
-    exact = partial(_forecast, service.store, body, None, request_id)
+    exact = partial(_forecast, service.store, body, None, request_id, sees_people)
     if sample is None:
         return await service.at_length("forecast", request, exact)
-    estimate = partial(_forecast, service.store, body, sample, request_id)
+    estimate = partial(_forecast, service.store, body, sample, request_id, sees_people)
     # An estimate has a lane of its own, so that it does not wait for an exact forecast.
     first = await service.at_length("estimate", request, estimate)
     if not stream:
@@ -139,17 +140,25 @@ def _check(live: Live, items: Sequence[str]) -> None:
 
 
 def _forecast(
-    store: Store, body: ScoreIn, sample: int | None, request_id: str, live: Live, progress: Progress
+    store: Store,
+    body: ScoreIn,
+    sample: int | None,
+    request_id: str,
+    sees_people: bool,
+    live: Live,
+    progress: Progress,
 ) -> ForecastOut:
     """The exact forecast, or an estimate from a sample. With few users, an estimate is exact."""
     _check(live, body.items)
-    users, of = partial(everyone, store), None
+    users, of, listed = partial(everyone, store), None, None
     if sample is None:
         count = store.user_count()
     else:
         names, whole = store.sample_of_users(sample)
         users, count = partial(some_of, store, names), len(names)
         of = whole if whole > count else None
+        if of is not None and body.segment is not None and 0 < len(body.segment.users or ()) <= SAMPLE:
+            listed = partial(some_of, store, list(dict.fromkeys(body.segment.users or ())))
     forecast = live.score_bundle(
         body.items,
         body.price,
@@ -158,10 +167,12 @@ def _forecast(
         among=segment_of(body.segment),
         users=users,
         of=of,
+        listed=listed,
         count=count,
         progress=progress,
     )
-    return ForecastOut(**vars(forecast), request_id=request_id, model_version=live.record.version)
+    known = vars(forecast) if sees_people else {**vars(forecast), "people": ()}
+    return ForecastOut(**known, request_id=request_id, model_version=live.record.version)
 
 
 async def _estimate_and_forecast(
