@@ -100,7 +100,8 @@ class Offer:
                 "table of bundles or of items and train again, or maximise sales"
             )
         costs = None if settings.budget is None else _discount_costs(shop)
-        passing = np.isfinite(shop.bundles(settings.where, stock=settings.sold_out).hidden.cpu().numpy())
+        shown = shop.bundles(settings.where, stock=settings.sold_out, decimals=rules.decimals)
+        passing = np.isfinite(shown.hidden.cpu().numpy())
         known = np.ones_like(passing) if costs is None else np.isfinite(costs)
         known &= np.isfinite(self.prices) | (not takings)
         self.left_out = int((passing & ~known).sum())
@@ -148,7 +149,7 @@ class Offer:
         filtered = "" if where == Filter() else " that passes the filters"
         if passing.any():
             why = f"the price or discount of every bundle{filtered} is unknown"
-        elif torch.isfinite(self.shop.bundles(where).hidden).any():
+        elif torch.isfinite(self.shop.bundles(where, decimals=self.rules.decimals).hidden).any():
             why = (
                 f"every bundle{filtered} has a sold-out item. To show such bundles, use sold_out='show' "
                 "(--sold-out show)"
