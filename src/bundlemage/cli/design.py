@@ -240,7 +240,7 @@ def explain(
         --item ID: Instead of --bundle: the item to explain.
         --items ID,ID: With --item: the items of the bundle.
         --language LANGUAGE: Language of the sentence, such as de. The default is that of the shop's locale.
-        --to AUDIENCE: Who reads the sentence: customer ("you have") or shop ("they have").
+        --to AUDIENCE: Who reads the sentence: customer ("you have") or shop ("the customer has").
         --details: Show the numbers behind the sentence, too.
         --most N: With --details: maximum number of effects to show.
     """
@@ -265,7 +265,8 @@ def explain(
     else:
         title = data.item_title(data.items.position(item or ""))
     show.out.print(show.name(title, bundle or item or ""))
-    show.say(show.plain(explanation.words))
+    nothing = "No single item, bundle or tag explains this choice, so there is no sentence for the customer."
+    show.say(show.plain(explanation.words or nothing))
     if details and (numbers := explanation.details) is not None:
         if (gate := numbers.gate) is not None:
             show.out.print(f"weight of the item history {gate:.0%}, of the bundle history {1 - gate:.0%}")
@@ -339,7 +340,7 @@ def _card(design: Design, shop: ShopSettings) -> Panel:
         note = "[dim]in the bundle already[/]" if item.given else f"[cyan]{item.score:.1%}[/]"
         name = show.name(item.title, item.id) + show.amount(item.price, shop)
         lines.append(f"{'◦' if item.given else '•'} {name}  {note}")
-        if item.why is not None:
+        if item.why is not None and item.why.words:
             lines.append(f"  [dim]{show.plain(item.why.words)}[/]")
     off = f"  [green]−{design.discount:.0%}[/]" if design.discount else ""
     before = ""

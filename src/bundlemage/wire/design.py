@@ -214,7 +214,7 @@ class DesignRequest(Body):
     language: Language | None = None
     """The language of the reasons, such as de. The default is that of the shop's locale."""
     to: Audience = "customer"
-    """Who reads the reasons: the customer ("you have") or the shop ("they have")."""
+    """Who reads the reasons: the customer ("you have") or the shop ("the customer has")."""
     buyers: Flag = True
     """Whether to estimate how many users would buy each bundle."""
 
