@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ def key_values(pairs: Sequence[str] | None, option: str) -> dict[str, str]:
 
 
 def numbers(pairs: Sequence[str] | None, option: str, expected: str) -> dict[str, float]:
-    """Texts such as `a=2` as a dict of numbers. The error message ends with `expected`."""
+    """Texts such as `a=2` as a dict of numbers from 0 up. The error message ends with `expected`."""
     values = {}
     for name, text in key_values(pairs, option).items():
         try:
             values[name] = float(text)
         except ValueError:
-            raise ConfigError(f"{option} '{name}={text}': {expected}") from None
+            values[name] = math.nan
+        if not values[name] >= 0:
+            raise ConfigError(f"{option} '{name}={text}': {expected}")
     return values
 
 
@@ -38,6 +41,8 @@ def lines_of(path: Path) -> list[str]:
     """The lines of a text file that are not empty."""
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}: give a text file with one user id per line") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path} cannot be read: {error}. Give a text file with one user id per line"
