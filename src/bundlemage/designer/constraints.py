@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -337,7 +336,5 @@ class Rules:
 
 def _tagged(shelf: Shelf, tag: str) -> Integers:
     if tag not in shelf.tagged:
-        close = get_close_matches(tag, list(shelf.tagged), n=3)
-        hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
-        raise ConfigError(f"no item has the tag {tag!r}.{hint}")
+        raise ConfigError(shelf.no_such_tag(tag))
     return np.unique(shelf.tagged[tag])  # an item may have a tag twice

@@ -1,4 +1,5 @@
-"""Writes evidence as a sentence, in a language, for the customer ("you have") or the shop ("the customer has").
+"""Writes evidence as a sentence in a language: for the customer ("you have"), or for the shop ("the customer
+has").
 
 `messages` has the translations. After a change of a text here, update the template and the catalogues:
 docs/how-to/reasons.md has the commands.
