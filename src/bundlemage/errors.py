@@ -138,11 +138,12 @@ def fault_in_words(fault: Mapping[str, Any]) -> str:
 
 
 def limit_or_type_in_words(fault: Mapping[str, Any]) -> str | None:
-    """As `fault_in_words`, for a number that is too large or too small, or for what is no number; else None."""
-    kind, value = fault["type"], fault.get("input")
+    """As `fault_in_words` if a number is too large or too small, or if a value is no number; else None."""
+    kind: str = fault["type"]
+    value: Any = fault["input"]
     if kind in _LIMITS:
         name, words = _LIMITS[kind]
-        limit = fault["ctx"][name]
+        limit: float = fault["ctx"][name]
         text = f"{int(limit):,}" if limit == int(limit) else f"{limit:,}"
         is_percent = name == "le" and limit <= 1 and is_number(value) and 1 < value <= 100
         hint = f"; for {value:g}% write {value / 100:g}" if is_percent else ""

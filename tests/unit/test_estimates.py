@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -300,7 +301,7 @@ def test_a_wrong_segment_is_refused(wrong: dict[str, Any], says: str) -> None:
 def test_listed_users_without_a_history_are_told(model: Recommender, items: list[str]) -> None:
     known = model.dataset.users.ids[:3]
     note = model.score_bundle(items, among=Segment(users=[*known, "nobody", "no one"])).note or ""
-    assert "Listed users without a history do not count: 2 of them." in note
+    assert "Left out, because they have no history: 2 of the 5 listed users." in note
     assert "listed" not in (model.score_bundle(items, among=Segment(users=known)).note or "")
     assert "listed" not in (model.score_bundle(items, among=Segment(users=known), sample=9).note or "")
 
@@ -353,6 +354,12 @@ def test_the_command_writes_the_buyers(model: Recommender, items: list[str], tmp
     assert [row["user_id"] for row in rows] == expected["user_id"].to_pylist()
     assert [float(row["chance"]) for row in rows] == pytest.approx(expected["chance"].to_pylist(), rel=1e-6)
     assert "users of the segment would buy it" in shown.output
+    assert "200 users with a chance of at least 0.0% are in" in shown.output
+    every = run(*asked, "--output", tmp_path / "likely.csv").output
+    assert re.search(r"\d+ users? with a chance above \d+\.\d% (is|are) in", every)
+    listed.write_text("nobody\n")
+    told = run(*asked, "--users", listed, code=2).stderr
+    assert "none of the listed users is in the data" in told
     run(*asked, "--output", file, code=2)  # it exists
     run(*asked, "--output", file, "--overwrite", "--sample", 9, code=2)
     run(*asked, "--least-chance", 0.1, code=2)

@@ -163,7 +163,9 @@ class TestRefusals:
             model.recommend("u0", where=where, new_bundles=NEW)
         with pytest.raises(ConfigError, match=told.format("item")):
             model.complete("u0", [], where=where)
-        with pytest.raises(ConfigError, match="no user is in the segment: no item has the tag 'chin'.*'china'"):
+        with pytest.raises(
+            ConfigError, match=r"no user is in the segment: no item has the tag 'chin'.*'china'"
+        ):
             model.users_in(Segment(tag="chin"))
 
     @pytest.mark.parametrize(

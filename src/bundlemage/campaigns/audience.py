@@ -95,10 +95,13 @@ def forecast(
         replacement = _replacement(audience, shorter[place], inside, worth[0], best.histories, notes)
     if segment is not None and not scored.inside.any():
         if scale == 1:
+            if audience.strangers and audience.strangers == len(segment.users or ()):
+                raise ConfigError("no user is in the segment: none of the listed users is in the data")
             raise ConfigError("no user is in the segment: see whether its conditions exclude each other")
         notes.append("None of the sampled users is in the segment: use a larger sample, or all users.")
-    if scale == 1 and (strangers := audience.strangers):
-        notes.append(f"Listed users without a history do not count: {strangers:,} of them.")
+    if scale == 1 and segment is not None and (strangers := audience.strangers):
+        listed = len(segment.users or ())
+        notes.append(f"Left out, because they have no history: {strangers:,} of the {listed:,} listed users.")
     outlook = audience.outlook(scored)
     expected = outlook.expected
     return BundleForecast(
@@ -174,7 +177,10 @@ def _positions(shop: Shop, items: Sequence[Id]) -> tuple[int, ...]:
     return inside
 
 
-ALIKE = f"{TYPICAL} For the same reason, the weakest item and the better one have no numbers."
+ALIKE = (
+    f"{TYPICAL} For the same reason, it is not said how many more users would buy the bundle with the better "
+    "item."
+)
 UNCALIBRATED = (
     "This model was saved by an earlier version or fitted with calibrate=False, so the number of buyers is "
     "unknown. Its probabilities can only rank users and items. Train it again."
@@ -199,7 +205,9 @@ def _prices(
     if price is not None and not (is_number(price) and price >= 0):
         raise ConfigError(f"the bundle's price is {price!r}; it should be a number from 0 up")
     if discount is not None and not (is_number(discount) and 0 <= discount <= MOST_OFF):
-        raise ConfigError(f"the discount is {discount!r}; it should be a fraction from 0 to {MOST_OFF}")
+        raise ConfigError(
+            f"the discount is {discount!r}; it should be a fraction such as 0.2 for 20%, at most {MOST_OFF}"
+        )
     prices = [shop.item_shelf.facts(item).price for item in inside]
     list_price = list_price_of(prices, settings)
     if list_price is None:
