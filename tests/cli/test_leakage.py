@@ -38,8 +38,8 @@ def test_check_of_a_clean_shop_tells_the_shares() -> None:
     told = run("data", "check", "sample").stderr
     assert told == (
         "Of 100 bought bundles, 2.2 have only items that the buyer also has in user_item (0.4 for bundles "
-        "not bought). Users have 11.3% of the items of their bundles, and 4.4% of the items of other bundles; "
-        "items from their other bundles are not counted.\n"
+        "not bought). Users have 11.3% of the items of their bundles, and 4.4% of the items of other "
+        "bundles; items from their other bundles are not counted.\n"
     )
     assert "leakage:" not in told
     assert "come from bundles" not in told
