@@ -368,6 +368,7 @@ def test_reasons_are_those_of_the_recommender(model: Recommender, folder: Path, 
     assert expected.reasons[0].id in table
     assert "what it is" in table
     assert "score without it" in table
+    assert "a score of 0 is an average bundle" in table
     assert f"and {len(expected.reasons) - 2} more" in table
 
     item, inside = model.dataset.items[4], list(model.dataset.items)[:2]

@@ -377,15 +377,13 @@ def _card(design: Design, shop: ShopSettings, users: str) -> Panel:
 
 def _effects(numbers: Details, most: int, kind: str) -> Table:
     title = "how many times as likely each item and bundle makes the answer"
-    table = show.table(
-        title, "because of", "what it is", ">times", f">score without it (0 is an average {kind})"
-    )
+    table = show.table(title, "because of", "what it is", ">times", ">score without it")
     for reason in numbers.reasons[:most]:
         name, times = show.name(reason.title, reason.id), exp(reason.effect)
         table.add_row(name, _KINDS[reason.kind], f"{times:.2f}", f"{reason.without:.3f}")
     left = len(numbers.reasons) - most
-    if left > 0:
-        table.caption = f"and {left:,} more"
+    more = f"and {left:,} more; " if left > 0 else ""
+    table.caption = f"{more}a score of 0 is an average {kind}"
     return table
 
 

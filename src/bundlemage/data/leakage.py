@@ -73,11 +73,9 @@ class Leakage:
 def told(found: Leakage, histories: str | None = None) -> str:
     """Returns in words how many pairs leak. `histories` is the way that a split uses; None: there is no split
     yet."""
-    which = "bought" if histories is None else "held-out"
+    which = "bought bundles" if histories is None else "held-out bundles"
     many = _of_100(found.share)
-    text = (
-        f"Of 100 {which} bundles, {many} {'has' if many == '1' else 'have'} only items that the buyer also "
-    )
+    text = f"Of 100 {which}, {many} {'has' if many == '1' else 'have'} only items that the buyer also "
     text += "has in user_item"
     if found.others:
         text += f" ({_of_100(found.by_chance)} for bundles not bought)"
