@@ -455,8 +455,9 @@ class Asker:
     ) -> Explanation:
         """Returns the reason why `bundle` is recommended to a user, or why `item` is added to `items`.
 
-        `words` is a sentence for the customer ("you have") or, with `to="shop"`, about the customer ("they
-        have"). Its language is that of the shop's locale, unless `language` names another one, such as `de`.
+        `words` is a sentence for the customer ("you have") or, with `to="shop"`, about the customer ("the
+        customer has"). Its language is that of the shop's locale, unless `language` names another one, such
+        as `de`.
         `evidence` has the same facts as codes and parameters. `details` has the numbers: the model scores
         again without each of the user's items and bundles, and without each of `items`.
         """
@@ -488,7 +489,8 @@ class Asker:
 
     def _sentences(self, language: str | None, to: Audience) -> Sentences:
         """Raises `ConfigError` if there are no sentences in this language."""
-        return Sentences(language, to, self.shop_settings.locale)
+        shop = self.shop_settings
+        return Sentences(language, to, shop.locale, bought_again=shop.owned == "show")
 
     def score_bundle(
         self,

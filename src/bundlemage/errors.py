@@ -112,12 +112,60 @@ def config_error(error: ValidationError, values: Mapping[str, Any], known: Mappi
                 break
             place, value = f"{place}.{step}", inside[names[step]]
         if fault["type"] == "missing":
-            lines.append(f"{place!r} is {_shorten.repr(value)}; {path[-1]!r} is missing")
+            lines.append(f"{place!r} is {in_short(value)}; {path[-1]!r} is missing")
             continue
-        message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        it = "it " if message.startswith("should") else ""
-        lines.append(f"{place!r} is {_shorten.repr(value)}; {it}{message}")
+        lines.append(f"{place!r} is {in_short(value)}{fault_in_words(fault)}")
     return ConfigError("; ".join(dict.fromkeys(lines)))
+
+
+_LIMITS = {
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+}
+"""For a kind of error of pydantic: where it holds the limit, and the words for it."""
+_TYPES = {"int": "a whole number", "float": "a number"}
+
+
+def fault_in_words(fault: Mapping[str, Any]) -> str:
+    """Returns what is wrong with a value, for one error of pydantic. It follows "… is VALUE"."""
+    words = limit_or_type_in_words(fault)
+    if words is not None:
+        return words
+    message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    return f"; {'it ' if message.startswith('should') else ''}{message}"
+
+
+def limit_or_type_in_words(fault: Mapping[str, Any]) -> str | None:
+    """As `fault_in_words` if a number is too large or too small, or if a value is no number; else None."""
+    kind: str = fault["type"]
+    value: Any = fault["input"]
+    if kind in _LIMITS:
+        name, words = _LIMITS[kind]
+        limit: float = fault["ctx"][name]
+        text = f"{int(limit):,}" if limit == int(limit) else f"{limit:,}"
+        is_percent = name == "le" and limit <= 1 and is_number(value) and 1 < value <= 100
+        hint = f"; for {value:g}% write {value / 100:g}" if is_percent else ""
+        return f"; it must be {words} {text}{hint}"
+    wanted = _TYPES.get(kind.partition("_")[0])
+    return None if wanted is None else f", which is not {wanted}{_percent_hint(value)}"
+
+
+def _percent_hint(value: object) -> str:
+    """Returns what to write for a text such as '20%'; nothing for another value."""
+    try:
+        number = float(value.strip().removesuffix("%")) if isinstance(value, str) and "%" in value else None
+    except ValueError:
+        number = None
+    return "" if number is None else f"; write {number / 100:g} for {number:g}%"
+
+
+def in_short(value: object) -> str:
+    """Returns a value for a message. It is cut if it is long, and a whole number has no decimals."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)
+    return _shorten.repr(value)
 
 
 class UnknownIdError(BundleMageError):

@@ -146,6 +146,8 @@ class RecordShelf(Shelf):
     the catalogue, the new shelf takes over the columns of the old one, and only changed entries are read.
     Items and bundles that only the model knows have no title, price or tag."""
 
+    is_complete = False
+
     def __init__(
         self,
         ids: Vocabulary,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -12,6 +13,7 @@ import pytest
 
 from benchmarks.campaign import faults, rows_of
 from bundlemage import Recommender
+from bundlemage.cli.campaign import _sentences
 from bundlemage.wire.shop import ShopSettings
 from tests.cli.run import BUNDLEMAGE, run, run_apart, run_json, stopped
 
@@ -52,15 +54,40 @@ def test_people_get_sentences(model: Path, tmp_path: Path) -> None:
     ).stdout
     assert "800 users are shown" in said
     assert "users get none" in said
-    assert "of the upper bound within the limits" in said
+    assert re.search(r"No plan within the limits can bring more than [\d.]+; without limits it", said)
     assert re.search(r"different at most: [123] of 3", said)
     assert " of 500.00" in said
+
+
+@pytest.mark.parametrize(
+    ("limit", "before", "after", "change", "line"),
+    [
+        ("stock", 10, 12, 11.926, "2 more of {} in stock: about 11.93 more"),
+        ("shown_at_most", 40, 42, 4.17, "if each bundle could be shown to 2 more users: about 4.17 more"),
+        ("shown_at_most", 4, 5, 0.00312, "if each bundle could be shown to 1 more user: about 0.0031 more"),
+        ("different_at_most", 4, 5, 1.0, "if 1 more bundle could be shown: about 1.00 more"),
+        ("per_user", 10, 12, 1.0, "if each user could be shown 2 more bundles: about 1.00 more"),
+        ("budget", 100, 110, 1.0, "if the budget were 10.00 higher: about 1.00 more"),
+        ("budget", 100, 110, 0.0, None),
+    ],
+)
+def test_what_more_of_a_limit_would_bring(
+    model: Path, tmp_path: Path, limit: str, before: float, after: float, change: float, line: str | None
+) -> None:
+    recommender = Recommender.load(model)
+    data, summary = recommender.dataset, recommender.campaign(tmp_path / "c", shown_at_most=1)
+    item = data.items[0] if limit == "stock" else None
+    each = {"limit": limit, "item_id": item, "before": before, "after": after, "change": change}
+    each |= {"low": change, "high": change, "basis": "new plan", "users": summary.users}
+    said = _sentences(replace(summary, worth_more=[each]), recommender)
+    expected = line and line.format(f"{data.item_title(0)} ({item})")
+    assert [text for text in said if text.endswith(" more")] == [expected] * bool(expected)
 
 
 def test_what_more_and_what_if(model: Path, tmp_path: Path) -> None:
     command = ["campaign", model, "-o", tmp_path / "c", "--budget", 500, "--value", "takings"]
     said = run(*command, "--what-if", "budget=+100").stdout
-    assert re.search(r"^budget: 50.00 more would bring about [\d.]+ takings$", said, re.M)
+    assert re.search(r"^if the budget were 50.00 higher: about [\d.]+ more$", said, re.M)
     assert re.search(r"what if budget were 600.00 instead of 500.00: expected takings \+[\d.]+ \(", said)
     before = contents(tmp_path / "c")
     done = run_json(*command, "--what-if", "per_user=2", "--what-if", "different_at_most=5")
@@ -94,11 +121,11 @@ def test_money_is_that_of_the_shop(model: Path, tmp_path: Path) -> None:
     euros.save(tmp_path / "m")
     command = ["campaign", tmp_path / "m", "-o", tmp_path / "c", "--budget", 500, "--what-if", "budget=1400"]
     said = run(*command, "--value", "takings", "--shown-at-most", 1, "--what-if", "shown_at_most=2").stdout
-    assert re.search(r"^budget: 50,00\s€ more would bring about [\d.]+,\d\d\s€ takings$", said, re.M)
+    assert re.search(r"^if the budget were 50,00\s€ higher: about [\d.]+,\d\d\s€ more$", said, re.M)
     assert re.search(r"budget were 1.400,00\s€ instead of 500,00\s€: expected takings \+[\d.]+,\d\d\s€", said)
     assert "shown at most were 2 instead of 1" in said
     said = run(*command[:3], tmp_path / "d", *command[4:]).stdout
-    assert re.search(r"^budget: 50,00\s€ more would bring about [\d.]+ sales$", said, re.M)
+    assert re.search(r"^if the budget were 50,00\s€ higher: about [\d.]+ more$", said, re.M)
 
 
 def test_users_of_a_file_as_json_lines(model: Path, tmp_path: Path) -> None:
@@ -110,6 +137,15 @@ def test_users_of_a_file_as_json_lines(model: Path, tmp_path: Path) -> None:
     assert [json.loads(line)["user_id"] for line in lines] == ["u0007", "u0003"]
     first = run_json("recommend", model, "--user", "u0007", "-k", 1)["bundles"][0]
     assert json.loads(lines[0])["bundle_id"] == first["id"]
+
+
+def test_an_unknown_user_is_told_with_the_line(model: Path, tmp_path: Path) -> None:
+    listed = tmp_path / "users.txt"
+    listed.write_text("u0007\n\nnobody\n")
+    told = f"{listed}, line 3: unknown user id 'nobody'"
+    assert told in run("campaign", model, "-o", tmp_path / "c", "--users", listed, code=2).stderr
+    for more in ([], ["--each"]):
+        assert told in run("design", model, "--users", listed, "-n", 1, *more, code=2).stderr
 
 
 def test_csv_killed_and_resumed(model: Path, tmp_path: Path) -> None:
@@ -131,7 +167,7 @@ def test_csv_killed_and_resumed(model: Path, tmp_path: Path) -> None:
     [
         (["--per-user", "0"], "'per_user' is 0"),
         (["--format", "xml"], "it should be 'parquet', 'csv' or 'jsonl'"),
-        (["--users", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["--users", "nowhere.txt"], "there is no file nowhere.txt"),
         (["--among", "b9999"], "unknown bundle id 'b9999'"),
         (["--what-if", "bugdet=3"], "'bugdet' is no limit of a campaign"),
         (["--what-if", "budget"], "--what-if 'budget': write it as NAME=VALUE"),

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from bundlemage import Segment
+from bundlemage import History, Segment
 from bundlemage.cli.design import _card as card
+from bundlemage.cli.design import _would_buy as would_buy
 from bundlemage.data.dataset import row_of
 from bundlemage.designer import conflict
 from bundlemage.recommender import Recommender
+from bundlemage.wire.design_answers import Evidence, Explanation
 from bundlemage.wire.shop import ShopSettings
 from tests.cli.run import run, run_json
 from tests.designing import numbers
@@ -115,7 +117,8 @@ def test_a_user_who_is_not_in_the_data_is_someone_new(model: Recommender, folder
         assert new.stderr == ""
         answer, expected = json.loads(done.stdout), json.loads(new.stdout)
         assert answer | {"seconds": 0} == expected | {"user": "nobody", "seconds": 0}
-    run("explain", folder, "--user", "nobody", "--bundle", bundle, "--device", "cpu")
+    shown = run("explain", folder, "--user", "nobody", "--bundle", bundle, "--device", "cpu", "--details")
+    assert "weight of the item history" not in shown.stdout
     run("design", folder, "--user", "nobody", "-n", 1, "--device", "cpu")
 
 
@@ -169,12 +172,23 @@ def test_a_conflict_that_may_not_be_the_smallest_says_so(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--size", "some"], "--size 'some': write it as 4, as 3-5"),
-        (["--size", "5-3"], "the minimum must come first"),
-        (["--budget", "cheap"], "--budget 'cheap': write it as 4, as 3-5, or as 3-"),
+        (["--size", "some"], "--size 'some': write a number, such as 4, or a range, such as 3-5"),
+        (["--size", "5-3"], "--size 5-3: the smaller number must come first, as in 3-5"),
+        (
+            ["--budget", "cheap"],
+            "--budget 'cheap': write a number, such as 40, or a range, such as 20-40 or 20-",
+        ),
         (["--at-least", "Horror"], "--at-least 'Horror': write it as NAME=VALUE"),
-        (["--at-most", "Horror=few"], "--at-most 'Horror=few': write a number after the '='"),
-        (["--discount", "1"], "'discount' is 1.0"),
+        (["--at-most", "Horror=few"], "--at-most 'Horror=few': write a number from 0 up after the '='"),
+        (["--budget", "-4"], "--budget '-4': write a number, such as 40, or a range, such as 20-40 or 20-"),
+        (["--budget", "4O"], "--budget '4O': write a number, such as 40"),
+        (["--size", "-4"], "--size '-4': write a number, such as 4, or a range, such as 3-5"),
+        (["--size", "900"], "'size' is 900; it must be at most 100"),
+        (["--discount", "1"], "'discount' is 1; it must be at most 0.99"),
+        (["--discount", "20"], "'discount' is 20; it must be at most 0.99; for 20% write 0.2"),
+        (["--discount", "20%"], "'20%' is not a number; write 0.2 for 20%"),
+        (["--at-least", "Horror=-1"], "--at-least 'Horror=-1': write a number from 0 up"),
+        (["-n", "many"], "'many' is not a whole number"),
         (["-n", "0"], "'n' is 0"),
         (["--method", "magic"], "'method' is 'magic'"),
         (["--start", "nothing"], "unknown item id 'nothing'"),
@@ -233,11 +247,52 @@ def test_a_card_says_which_price_is_missing(model: Recommender, user: str) -> No
     first = design.items[0].model_copy(update={"price": None})
     unpriced = design.model_copy(update={"price": None, "items": (first, *design.items[1:])})
     assert f"not known, because {first.title} [dim]{first.id}" in str(
-        card(unpriced, ShopSettings()).renderable
+        card(unpriced, ShopSettings(), "users").renderable
     )
     none = [item.model_copy(update={"price": None}) for item in design.items]
     shop_without_prices = design.model_copy(update={"price": None, "items": tuple(none)})
-    assert "not known" not in str(card(shop_without_prices, ShopSettings()).renderable)
+    assert "not known" not in str(card(shop_without_prices, ShopSettings(), "users").renderable)
+
+
+def test_a_card_leaves_out_a_reason_without_words(model: Recommender, user: str) -> None:
+    design = model.design(user, n=1)[0]
+    lines = str(card(design, ShopSettings(), "users").renderable).count("\n")
+    silent = Explanation(words="", evidence=(Evidence(code="nothing"),))
+    first = design.items[0].model_copy(update={"why": silent})
+    quiet = design.model_copy(update={"items": (first, *design.items[1:])})
+    assert str(card(quiet, ShopSettings(), "users").renderable).count("\n") == lines - 1
+
+
+@pytest.mark.parametrize(
+    ("expected", "high", "users", "told"),
+    [
+        (0.051, 0, "these 3 users", "probably none of these 3 users would buy it (expected: 0.051)"),
+        (0.051, 0, "1 user", "the user would probably not buy it (expected: 0.051)"),
+        (0.7, 2, "these 3 users", "about [bold]0.7[/] of these 3 users would buy it (0 to 2)"),
+        (16.42, 2000, "3,000 users", "about [bold]16.4[/] of 3,000 users would buy it (0 to 2,000)"),
+    ],
+)
+def test_how_many_would_buy(expected: float, high: int, users: str, told: str) -> None:
+    assert would_buy(expected, 0, high, users) == told
+
+
+def test_the_user_is_described_as_the_reasons_count(model: Recommender, folder: Path, user: str) -> None:
+    """Items in bundles count, too. The reasons count the same ones."""
+    data = model.dataset
+    place = data.users.position(user)
+    inside = [set(row_of(data.bundle_item, bundle)) for bundle in row_of(data.user_bundle, place)]
+    every = set(row_of(data.user_item, place)).union(*inside)
+    shown = flat(run("recommend", folder, "--user", user, "-k", 1).stdout)
+    assert f"; together that is {len(every)} items" in shown
+
+
+def test_a_card_says_what_the_percent_is(model: Recommender, folder: Path, user: str) -> None:
+    best = model.recommend(user, 1)[0]
+    shown = flat(run("recommend", folder, "--user", user, "-k", 1).stdout)
+    assert f"{best.score:.1%} chance among all bundles · {best.id}" in shown
+    best = model.recommend(History(), 1)[0]
+    shown = flat(run("recommend", folder, "--history-items", "", "-k", 1).stdout)
+    assert f"best seller, {best.score:.1%} of sales · {best.id}" in shown
 
 
 def test_bundles_of_the_shop_are_not_written_as_new_ones(
@@ -284,11 +339,11 @@ def test_a_wrong_file_of_new_bundles_is_told(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--everyone", "--user", "u0001"], "give one of these: a user, a segment"),
-        (["--everyone", "--tag", "Horror"], "give one of these: a user, a segment"),
-        (["--user", "u0001", "--each"], "--each and --output need several users"),
-        (["--user", "u0001", "-o", "designs.csv"], "--output need several users"),
-        (["--users", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["--everyone", "--user", "u0001"], "give only one of these: --user, --users or --tag"),
+        (["--everyone", "--tag", "Horror"], "give only one of these: --user, --users or --tag"),
+        (["--user", "u0001", "--each"], "--each needs several users: give --users FILE, --tag TAG or"),
+        (["--user", "u0001", "-o", "designs.csv"], "--output needs several users"),
+        (["--users", "nowhere.txt"], "there is no file nowhere.txt"),
         (["--least-bundles", "1000"], "no user is in this segment"),
     ],
 )
@@ -311,6 +366,9 @@ def test_reasons_are_those_of_the_recommender(model: Recommender, folder: Path, 
     assert expected.gate is not None
     assert f"weight of the item history {expected.gate:.0%}, of the bundle history" in table
     assert expected.reasons[0].id in table
+    assert "what it is" in table
+    assert "score without it" in table
+    assert "a score of 0 is an average bundle" in table
     assert f"and {len(expected.reasons) - 2} more" in table
 
     item, inside = model.dataset.items[4], list(model.dataset.items)[:2]

@@ -56,7 +56,7 @@ def test_a_new_bundle_is_ranked_by_what_it_should_sell(model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--expected-sales", "box=-4"], "expected a number of 0 or more"),
+        (["--expected-sales", "box=-4"], "expected a number of sales, 0 or more"),
         (["--expected-sales", "box=many"], "expected a number of sales, 0 or more"),
         (["--expected-sales", "box"], "write it as NAME=VALUE"),
         (["--expected-sales", "box=4", "--sells-like", "box=b0001"], "give either the expected sales"),

@@ -323,7 +323,7 @@ class TestFilters:
     def test_nothing_left_is_said_in_words(self, model: Path) -> None:
         said = run("recommend", model, "--user", "u0007", "--max-price", 0).stdout
         assert "There is no bundle left to recommend that the filters allow." in said
-        said = run("complete", model, "--user", "u0007", "--tag", "no such tag").stdout
+        said = run("complete", model, "--user", "u0007", "--max-price", 0).stdout
         assert "There is no item left to recommend that the filters allow." in said
 
     def test_an_impossible_range_is_refused(self, model: Path) -> None:

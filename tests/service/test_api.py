@@ -159,11 +159,13 @@ def test_k_is_how_many(client: httpx.Client) -> None:
         told = problem(client.get("/v1/users/u0002/bundles", params={"k": wrong}), 422, "k:")
         assert told["errors"][0]["field"] == "k"
     path = "/v1/users/u0002/bundles"
-    problem(client.get(path, params={"k": 5000}), 422, "k: is 5000; the most is 100")
+    problem(client.get(path, params={"k": 5000}), 422, "k: is '5000'; it must be at most 100")
     for body in ({"k": 5000}, {"items": ["g0022"], "k": 5000}):
         route = "/v1/complete" if "items" in body else "/v1/recommend"
-        problem(client.post(route, json={"user_id": SOMEONE, **body}), 422, "k: is 5000; the most is 100")
-    problem(client.get(path, params={"k": 0}), 422, "k: is 0; the least is 1")
+        problem(
+            client.post(route, json={"user_id": SOMEONE, **body}), 422, "k: is 5000; it must be at most 100"
+        )
+    problem(client.get(path, params={"k": 0}), 422, "k: is '0'; it must be at least 1")
 
 
 def test_whole_numbers_are_taken_as_ids(own: httpx.Client) -> None:
@@ -445,8 +447,8 @@ def test_a_new_bundle_ranks_as_it_is_expected_to_sell(own: httpx.Client) -> None
     assert (changed["expected_sales"], changed["sells_like"]) == (None, "b0013")
     assert score() < high
     for body, words in (
-        ({"expected_sales": -1}, 'is -1; the least is 0"'),
-        ({"expected_sales": 2e12}, 'is 2000000000000.0; the most is 1,000,000,000,000"'),
+        ({"expected_sales": -1}, 'is -1; it must be at least 0"'),
+        ({"expected_sales": 2e12}, 'is 2000000000000; it must be at most 1,000,000,000,000"'),
         ({"expected_sales": "many"}, "should be a number"),
         ({"expected_sales": 3, "sells_like": "b0013"}, "give either 'expected_sales' or 'sells_like'"),
         ({"sells_like": "nowhere"}, "nowhere"),
@@ -978,7 +980,7 @@ def test_health(client: httpx.Client) -> None:
     [
         ({}, "body", "either 'user_id' or 'history'"),
         ({"user_id": SOMEONE, "history": {}}, "body", "not both"),
-        ({"user_id": SOMEONE, "k": 0}, "k", "is 0; the least is 1"),
+        ({"user_id": SOMEONE, "k": 0}, "k", "is 0; it must be at least 1"),
         ({"user_id": SOMEONE, "where": {"max_prise": 3}}, "where.max_prise", "is not a field"),
         ({"user_id": SOMEONE, "where": {"tags": ["x", 3]}}, "where.tags[1]", "found 3"),
         ({"user_id": SOMEONE, "where": {"max_price": "20 €"}}, "where.max_price", "'20 €'"),

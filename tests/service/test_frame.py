@@ -333,13 +333,13 @@ def test_each_key_has_its_own_share_and_made_up_ones_have_none(template: Path, t
 @pytest.mark.parametrize(
     ("body", "field", "words"),
     [
-        ({"k": 0}, "k", ["is 0; the least is 1"]),
-        ({"k": "many"}, "k", ["valid integer", "found 'many'"]),
-        ({"where": {"max_price": "cheap"}}, "where.max_price", ["valid number", "found 'cheap'"]),
+        ({"k": 0}, "k", ["is 0; it must be at least 1"]),
+        ({"k": "many"}, "k", ["is 'many', which is not a whole number"]),
+        ({"where": {"max_price": "cheap"}}, "where.max_price", ["is 'cheap', which is not a number"]),
         ({"where": {"kind": "game"}}, "where.kind", ["'item' or 'bundle'", "found 'game'"]),
         ({"names": ["a", 7]}, "names[1]", ["valid string", "found 7"]),
         ({"price": 1}, "price", ["is not a field"]),
-        ({"k": "x" * 5000}, "k", ["found 'xxx", "..."]),
+        ({"k": "x" * 5000}, "k", ["is 'xxx", "..."]),
         ([1], "body", ["found [1]"]),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -402,7 +403,7 @@ def test_numbers_that_tell_nothing_are_not_given(
     assert answers[0].replacement is not None
     assert answers[0].replacement.expected is None
     assert answers[0].note is not None
-    assert "the weakest item and the better one have no numbers" in answers[0].note
+    assert "it is not said how many more users would buy the bundle with the better item" in answers[0].note
     contents = apart.dataset.bundle_item
     for taste, other in ((0, 7), (1, 6)):  # of many users, and of few
         liked, rare = (
@@ -585,8 +586,8 @@ def test_unknown_prices_are_said_to_be_unknown() -> None:
         ({"price": 5.0, "discount": 0.1}, "not both"),
         ({"price": -1.0}, "from 0 up"),
         ({"price": float("nan")}, "from 0 up"),
-        ({"discount": 1.5}, "to 0.99"),
-        ({"discount": -0.1}, "to 0.99"),
+        ({"discount": 1.5}, "at most 0.99"),
+        ({"discount": -0.1}, "at most 0.99"),
         ({"k": 0}, "a whole number, at least 1"),
         ({"items": []}, "at least one item"),
         ({"items": "g0001"}, "list of items, not a string"),
@@ -616,6 +617,10 @@ def test_the_command_says_what_the_method_says(fitted: Recommender, items: list[
     assert f"about {expected.expected:,.1f} of {expected.asked} users would buy it" in shown
     assert f"({expected.low} to {expected.high})" in shown
     assert expected.people[0].id in shown
+    estimate = fitted.score_bundle(items, 20.0, k=5, sample=50)
+    shown = " ".join(run(*chosen, "--sample", 50).output.split())
+    assert re.search(rf"about {estimate.above} of all users ha(s|ve) a chance above", shown)
+    assert "of the 50 sampled users" in " ".join(re.sub(r"[┏━┳┓┃┡╇┩│]", " ", shown).split())
     run("score-bundle", tmp_path / "model", "--items", "nothing", code=2)
 
 

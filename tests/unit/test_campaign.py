@@ -436,10 +436,10 @@ def test_a_part_that_is_gone_or_damaged_is_told(shop: Recommender, tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"per_user": 0}, "'per_user' is 0; it should be greater than or equal to 1"),
+        ({"per_user": 0}, "'per_user' is 0; it must be at least 1"),
         ({"shown_at_most": 2.5}, "'shown_at_most' is 2.5"),
         ({"different_at_most": 0}, "'different_at_most' is 0"),
-        ({"budget": -1.0}, "'budget' is -1.0; it should be greater than or equal to 0"),
+        ({"budget": -1.0}, "'budget' is -1; it must be at least 0"),
         ({"budget": float("nan")}, "'budget' is nan"),
         ({"reserve": "some"}, "'reserve' is 'some'; it should be 'shown' or 'expected'"),
         ({"value": "profit"}, "'value' is 'profit'; it should be 'sales' or 'takings'"),

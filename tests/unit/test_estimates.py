@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -440,6 +441,12 @@ def test_the_command_writes_the_buyers(model: Recommender, items: list[str], tmp
     assert [row["user_id"] for row in rows] == expected["user_id"].to_pylist()
     assert [float(row["chance"]) for row in rows] == pytest.approx(expected["chance"].to_pylist(), rel=1e-6)
     assert "users of the segment would buy it" in shown.output
+    assert "200 users with a chance of at least 0.0% are in" in shown.output
+    every = run(*asked, "--output", tmp_path / "likely.csv").output
+    assert re.search(r"\d+ users? with a chance above \d+\.\d% (is|are) in", every)
+    listed.write_text("nobody\n")
+    told = run(*asked, "--users", listed, code=2).stderr
+    assert "none of the listed users is in the data" in told
     run(*asked, "--output", file, code=2)  # it exists
     run(*asked, "--output", file, "--overwrite", "--sample", 9, code=2)
     run(*asked, "--least-chance", 0.1, code=2)

@@ -10,6 +10,7 @@ import pytest
 
 from bundlemage import History, Recommender, SplitPlan
 from bundlemage.core.filters import Filter, Shelf
+from bundlemage.core.segments import Segment
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Catalogue, catalogue_table
 from bundlemage.errors import ConfigError, UnknownIdError
 from tests.small_shop import dataset_of
@@ -61,7 +62,7 @@ BUNDLES = [
     (Filter(among=[]), set()),
     (Filter(tags=["gift"]), {"b0", "b1"}),
     (Filter(tags=["breakfast", "gift"]), {"b0", "b1"}),
-    (Filter(tags=["garden"]), set()),
+    (Filter(tags=["gift", "garden"]), {"b0", "b1"}),
     (Filter(min_price=20), {"b1", "b2"}),
     (Filter(max_price=20), {"b0", "b2"}),
     (Filter(min_price=11, max_price=21), {"b2"}),
@@ -155,6 +156,20 @@ class TestRefusals:
     def test_ids_of_which_none_is_known_are_an_error(self, model: Recommender) -> None:
         with pytest.raises(UnknownIdError, match=r"unknown bundle id 'b11'.*1 more.*Did you mean 'b1'"):
             model.recommend("u0", where=Filter(among=["b12", "b11"]))
+
+    def test_a_tag_that_nothing_has_is_an_error(self, model: Recommender) -> None:
+        where = Filter(tags=["gifts"])
+        told = "no {} has the tag 'gifts'.*"
+        with pytest.raises(ConfigError, match=told.format("bundle") + r"Did you mean 'gift'\?"):
+            model.recommend("u0", where=where)
+        with pytest.raises(ConfigError, match=told.format("bundle")):
+            model.recommend("u0", where=where, new_bundles=NEW)
+        with pytest.raises(ConfigError, match=told.format("item")):
+            model.complete("u0", [], where=where)
+        with pytest.raises(
+            ConfigError, match=r"no user is in the segment: no item has the tag 'chin'.*'china'"
+        ):
+            model.users_in(Segment(tag="chin"))
 
     @pytest.mark.parametrize(
         "where", [Filter(min_price=1), Filter(max_price=1), Filter(tags=["x"]), Filter(in_stock=True)]

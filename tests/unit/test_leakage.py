@@ -97,10 +97,14 @@ class TestTheShare:
     @pytest.mark.parametrize(
         ("leaking", "histories", "words"),
         [
-            (30, "as given", ["3% of the held-out pairs", "it is 0%."]),
-            (500, LEFT_OUT, ["50%", "sees the answer", "without the items of held-out"]),
-            (500, "as given", ["50%", "as given", "--histories without-held-out"]),
-            (1000, None, ["100% of the user-bundle pairs", "Where this is so for the held-out pairs, train"]),
+            (30, "as given", ["Of 100 held-out bundles, 3 have", "(0 for bundles not bought)."]),
+            (500, LEFT_OUT, ["50 have", "sees the answer", "without the items of held-out"]),
+            (500, "as given", ["50 have", "as given", "--histories without-held-out"]),
+            (
+                1000,
+                None,
+                ["Of 100 bought bundles, 100 have", "Where this is so for the held-out pairs, train"],
+            ),
         ],
     )
     def test_it_is_told_in_words(self, leaking: int, histories: str | None, words: list[str]) -> None:
@@ -159,8 +163,8 @@ class TestWhatChanceGives:
     def test_it_is_told(self) -> None:
         text = told(Leakage(1000, 255, 1000, 240), "as given")
         assert text == (
-            "In 25.5% of the held-out pairs the user already has all items of the bundle in user_item; for "
-            "bundles that these users do not have it is 24%."
+            "Of 100 held-out bundles, 25.5 have only items that the buyer also has in user_item (24 for "
+            "bundles not bought)."
         )
 
 
@@ -192,13 +196,13 @@ class TestTheShareOfItems:
     def test_of_a_clean_shop_raises_no_alarm(self) -> None:
         for shop in (clean_shop(0), sample_shop().dataset, dataset_of_kind("one-bundle-users")):
             text = told(leakage_of(shop))
-            assert "Apart from items of their other bundles, users have" in text
+            assert "of other bundles; items from their other bundles are not counted." in text
             assert "come from bundles" not in text
 
     @pytest.mark.parametrize("folder", ["authors/mat", "bgcn"])
     def test_of_youshu_raises_no_alarm(self, folder: str) -> None:
         text = told(leakage_of(read(real_data(f"youshu/{folder}")).dataset))
-        assert "users have 0.8% of the items of a bundle that they have, and 0.3% of the items" in text
+        assert "Users have 0.8% of the items of their bundles, and 0.3% of the items of other" in text
         assert "come from bundles" not in text
 
 

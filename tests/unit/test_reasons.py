@@ -6,6 +6,7 @@ import re
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator
+from copy import copy
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from bundlemage.designer.sentences import LONGEST_TITLE, Sentences
 from bundlemage.errors import ConfigError
 from bundlemage.messages import FOLDER, VARIABLE, language_of, languages
 from bundlemage.wire.design_answers import Code, Evidence, Explanation
+from bundlemage.wire.shop import ShopSettings
 from tests.designing import goods_of, numbers, owned_by, small_sample
 from tests.small_shop import dataset_of
 
@@ -64,7 +66,8 @@ class Tables:
         wrong += [self._unrelated(told, {item} if item else self.inside(bundle or ""))]
         if any(each.code == "owns_part" for each in told.evidence) and bundle:
             both = self.owned & self.inside(bundle)
-            wrong += [f"{told.words!r} counts what a bundle has" for items in named if both <= items]
+            counted = [items for items in named if 2 * len(both & items) >= len(both)]
+            wrong += [f"{told.words!r} counts what a bundle has"] if counted else []
         return [each for each in wrong if each]
 
     def _fault(self, fact: Evidence, bundle: str | None, item: str | None, partial: list[str]) -> str:
@@ -106,11 +109,7 @@ class Tables:
         return {tag for tag, count in counts.items() if 2 * count >= len(items)}
 
     def _unrelated(self, told: Explanation, answer: set[str]) -> str:
-        """An item or bundle that has nothing to do with the answer is named only if the history as a whole
-        speaks for the answer, and there is no other reason."""
-        history = numbers(told).history
-        if len(told.evidence) == 1 and history is not None and history >= 0.05:
-            return ""
+        """No item or bundle is named that has nothing to do with the answer."""
         for each in told.evidence:
             if each.id is None or each.code == "owns_part":
                 continue
@@ -134,6 +133,8 @@ class Tables:
 
 def wording_faults(told: Explanation) -> list[str]:
     """What is wrong with a sentence, whatever it says."""
+    if not told.words:
+        return [] if told.evidence[0].code == "nothing" else ["has no words"]
     words, faults = told.words, [word for word in NOT_FOR_READERS if word in told.words]
     faults += ["is long"] if len(words) >= 200 else []
     faults += ["is not one sentence"] if not re.fullmatch(r"[A-Z].*\.", words) or "\n" in words else []
@@ -200,8 +201,8 @@ class TestEvidence:
         assert "The Thornnewt Games Collection" in told.words
 
     def test_a_bundle_without_an_id_is_called_by_its_size(self, model: Recommender) -> None:
-        visitor = History(bundles=[["g0001", "g0002", "g0003"]])
-        told = model.explain(visitor, bundle=model.recommend(visitor, 1)[0].id)
+        inside = sorted(Tables(model, History()).inside("b0003"))
+        told = model.explain(History(bundles=[inside[:3]]), bundle="b0003")
         assert told.words.startswith("Because you have a bundle of 3 items")
 
     def test_what_the_user_has_already_is_the_only_reason(self, model: Recommender) -> None:
@@ -212,6 +213,13 @@ class TestEvidence:
             told = model.explain_bundles(user, owned)
             words |= {each.words for each in told if each.evidence[0].code == "has_this"}
         assert words == {"Because you already have it."}
+
+    def test_where_customers_buy_again_it_was_bought_before(self, model: Recommender) -> None:
+        again = copy(model)
+        again.shop_settings = ShopSettings(owned="show")
+        owned = model.dataset.bundles[min(row(model.dataset.user_bundle, 0))]
+        user = model.dataset.users[0]
+        assert again.explain(user, bundle=owned).words == "Because you have bought it before."
 
     def test_a_bundle_that_another_one_contains_is_owned_already(self, model: Recommender) -> None:
         data = model.dataset
@@ -343,7 +351,17 @@ class TestSentences:
                 "Because all 3 of your items are tagged Horror.",
                 "Weil alle Ihre 3 Artikel das Schlagwort „Horror“ haben.",
             ),
-            ((fact("nothing"),), "No single reason stands out.", "Kein einzelner Grund sticht hervor."),
+            (
+                (BUNDLE, fact("owns_part", id="g1", title="Tides", count=1, of=3)),
+                "Because you have The Thornnewt Games Collection, and you have Tides from this bundle.",
+                "Weil Sie „The Thornnewt Games Collection“ haben und Sie „Tides“ aus diesem Bundle haben.",
+            ),
+            (
+                (fact("whole_history"),),
+                "Because it suits what you already have.",
+                "Weil es zu dem passt, was Sie bereits haben.",
+            ),
+            ((fact("nothing"),), "", ""),
         ],
         ids=str,
     )
@@ -351,16 +369,59 @@ class TestSentences:
         assert Sentences("en").of(evidence) == english
         assert Sentences("de").of(evidence) == german
 
-    def test_for_the_shop(self) -> None:
-        english = (
-            "Because they have The Thornnewt Games Collection, and 10 of their 14 items are tagged Seafaring."
-        )
-        assert Sentences("en", "shop").of((BUNDLE, TAG)) == english
-        german = (
-            "Weil der Kunde „The Thornnewt Games Collection“ hat und 10 von 14 Artikeln des Kunden das "
-            "Schlagwort „Seafaring“ haben."
-        )
-        assert Sentences("de", "shop").of((BUNDLE, TAG)) == german
+    @pytest.mark.parametrize(
+        ("evidence", "english", "german"),
+        [
+            (
+                (BUNDLE, TAG),
+                "Because the customer has The Thornnewt Games Collection, and 10 of the customer's 14 items "
+                "are tagged Seafaring.",
+                "Weil der Kunde „The Thornnewt Games Collection“ hat und 10 von 14 Artikeln des Kunden das "
+                "Schlagwort „Seafaring“ haben.",
+            ),
+            (
+                (fact("tag_share", tag="Horror", count=3, of=3),),
+                "Because all 3 of the customer's items are tagged Horror.",
+                "Weil alle 3 Artikel des Kunden das Schlagwort „Horror“ haben.",
+            ),
+            (
+                (fact("has_this"),),
+                "Because the customer already has it.",
+                "Weil der Kunde es bereits hat.",
+            ),
+            (
+                (fact("whole_history"),),
+                "Because it suits what the customer already has.",
+                "Weil es zu dem passt, was der Kunde bereits hat.",
+            ),
+            (
+                (fact("nothing"),),
+                "No single item, bundle or tag explains this choice.",
+                "Kein einzelner Artikel, kein Bundle und kein Schlagwort erklärt diese Wahl.",
+            ),
+        ],
+        ids=str,
+    )
+    def test_for_the_shop(self, evidence: tuple[Evidence, ...], english: str, german: str) -> None:
+        assert Sentences("en", "shop").of(evidence) == english
+        assert Sentences("de", "shop").of(evidence) == german
+
+    @pytest.mark.parametrize(
+        ("code", "language", "to", "told"),
+        [
+            ("has_this", "en", "customer", "Because you have bought it before."),
+            ("has_this", "en", "shop", "Because the customer has bought it before."),
+            ("has_this", "de", "customer", "Weil Sie es schon einmal gekauft haben."),
+            ("has_this", "de", "shop", "Weil der Kunde es schon einmal gekauft hat."),
+            ("owns_part", "en", "customer", "Because you have bought everything in this bundle before."),
+            ("owns_part", "en", "shop", "Because the customer has bought everything in this bundle before."),
+            ("owns_part", "de", "customer", "Weil Sie schon alle Artikel dieses Bundles gekauft haben."),
+            ("owns_part", "de", "shop", "Weil der Kunde schon alle Artikel dieses Bundles gekauft hat."),
+        ],
+    )
+    def test_where_customers_buy_again(self, code: Code, language: str, to: Any, told: str) -> None:
+        again = Sentences(language, to, bought_again=True)
+        assert again.of((fact(code, count=3, of=3),)) == told
 
     @pytest.mark.parametrize(
         ("title", "shown"),

@@ -95,7 +95,24 @@ def test_plain_cases_are_named_as_they_are(model: Recommender) -> None:
     error = refused(model, {"must": items[:12], "size": 6, "not_owned": False, "in_stock": False})
     assert sorted(rule.kind for rule in error.conflict) == [*["must"] * 7, "size_max"]
     assert [change.text for change in error.changes] == ["with at most 12 items instead of 6"]
+    assert "This change would make a bundle possible:" in str(error)
+    error = refused(model, {"must": items[:1], "forbid": items[:1], "in_stock": False})
+    assert {change.text for change in error.changes} == {
+        f"without this wish: the item {items[0]!r} in the bundle",
+        f"without this wish: no forbidden item ({items[0]!r})",
+    }
+    assert "Each of these changes would make a bundle possible:" in str(error)
+    error = refused(model, {"must": items[:6], "not_owned": False, "in_stock": False})
+    assert "at most 5 items (the default 'size')" in [rule.text for rule in error.conflict]
     tags = dict.fromkeys(sorted(model.shop.item_shelf.tagged), 0)
     error = refused(model, {"tags": {"at most": tags}})
     assert {"at_most"} <= {rule.kind for rule in error.conflict} <= {"at_most", "size_min"}
     assert error.changes
+
+
+def test_rules_of_one_per_are_written_out(model: Recommender) -> None:
+    told = {"*": "no two items with the same tag", "Horror": "at most one item with the tag 'Horror'"}
+    told |= {"H*": "at most one item for each tag 'H*'"}
+    for tag, text in told.items():
+        error = refused(model, {"one_per": tag, "tags": {"at least": {"Horror": 2}}})
+        assert text in [rule.text for rule in error.conflict]

@@ -80,7 +80,7 @@ def test_a_space_is_narrowed_replaced_and_fixed() -> None:
         ({"seed": OneOf(1, 2)}, {}, "'seed' cannot be searched for"),
         ({"dropout": Between(0.0, 0.5)}, {"dropout": 0.1}, "'dropout' is both fixed to 0.1"),
         ({"dropout": Between(0.0, 1.5)}, {}, "space of 'dropout' is 0..1.5: setting 'dropout' is 1.5"),
-        ({"embedding_dim": Between(64, 70)}, {}, "is 65: .*Name the values one by one.*=64,70"),
+        ({"embedding_dim": Between(64, 70)}, {}, "is 65; .*Name the values one by one.*=64,70"),
         ({"dropuot": OneOf(0.1, 0.2)}, {}, "unknown setting 'dropuot'"),
     ],
 )

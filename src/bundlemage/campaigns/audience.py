@@ -191,7 +191,10 @@ def _positions(shop: Shop, items: Sequence[Id]) -> tuple[int, ...]:
     return inside
 
 
-ALIKE = f"{TYPICAL} For the same reason, the weakest item and the better one have no numbers."
+ALIKE = (
+    f"{TYPICAL} For the same reason, it is not said how many more users would buy the bundle with the better "
+    "item."
+)
 UNCALIBRATED = (
     "This model was saved by an earlier version or fitted with calibrate=False, so the number of buyers is "
     "unknown. Its probabilities can only rank users and items. Train it again."
@@ -216,7 +219,9 @@ def _prices(
     if price is not None and not (is_number(price) and price >= 0):
         raise ConfigError(f"the bundle's price is {price!r}; it should be a number from 0 up")
     if discount is not None and not (is_number(discount) and 0 <= discount <= MOST_OFF):
-        raise ConfigError(f"the discount is {discount!r}; it should be a fraction from 0 to {MOST_OFF}")
+        raise ConfigError(
+            f"the discount is {discount!r}; it should be a fraction such as 0.2 for 20%, at most {MOST_OFF}"
+        )
     prices = [shop.item_shelf.facts(item).price for item in inside]
     list_price = list_price_of(prices, settings)
     if list_price is None:

@@ -21,8 +21,8 @@ from bundlemage.models.ragged import Ragged
 SAMPLE = 2_000
 """The most users that are scored. Of more users, a random sample is drawn."""
 TYPICAL = (
-    "Forecasts do not tell which new bundles sell better than others in this shop, so the number of buyers "
-    "is that of a typical new bundle."
+    "In this shop, forecasts cannot tell which new bundles sell better, so the number of buyers is that of a "
+    "typical new bundle."
 )
 
 

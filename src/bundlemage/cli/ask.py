@@ -24,7 +24,7 @@ from bundlemage.cli.options import (
     UserOptions,
     UserOrAll,
 )
-from bundlemage.cli.texts import ids, key_values, numbers
+from bundlemage.cli.texts import ids, key_values, numbers, plural
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
@@ -373,4 +373,5 @@ def describe(model: Recommender, user: User, name: str | None) -> None:
     owned = histories.bundles.values.tolist()
     bundles = [data.bundle_title(position) or data.bundles[position] for position in owned]
     show.out.print(f"[bold]{show.plain(name or 'the visitor')}[/] has {show.counted(items, 'item')}")
-    show.out.print(f"and {show.counted(bundles, 'bundle')}")
+    total = plural(len(model.shop.items_of(user)), "item") if bundles else ""
+    show.out.print(f"and {show.counted(bundles, 'bundle')}" + f"; together that is {total}" * bool(total))

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bundlemage.cli import show
 from bundlemage.cli.commands import FromModel
 from bundlemage.cli.options import AsJson, Device, EngineOptions, FilterOptions, ModelFolder
-from bundlemage.cli.texts import key_values, lines_of
+from bundlemage.cli.texts import key_values, lines_of, placed, plural
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
 if TYPE_CHECKING:
     from bundlemage.campaigns.settings import CampaignSummary
     from bundlemage.campaigns.what_if import WhatIf
+    from bundlemage.recommender import Recommender
     from bundlemage.wire.shop import ShopSettings
 
 SETTINGS = FromModel(
@@ -85,15 +86,16 @@ def campaign(
         Changed.of(job.offer, limit, change)  # a mistake is told before the campaign begins
     began = time.monotonic()
     with Shown(show.notes, "campaign") as progress:
-        summary = engine.campaign(job, progress)
+        with placed(users):
+            summary = engine.campaign(job, progress)
         answers = ask_what_if(job.offer, output, changes, job.users) if changes else []
     seconds = round(time.monotonic() - began, 3)
     if as_json:
         asked = {"what_if": [answer.to_json() for answer in answers]} if changes else {}
         show.print_json({**summary.to_json(), **asked, "folder": str(output), "seconds": seconds})
         return
-    shop = job.recommender.shop_settings
-    for line in [*_sentences(summary, shop), *(_answer(answer, summary, shop) for answer in answers)]:
+    model = job.recommender
+    for line in [*_sentences(summary, model), *(_answer(answer, summary, model) for answer in answers)]:
         show.say(line)
     show.say(f"written to [bold]{show.plain(output)}[/] in {seconds:,.1f} s")
 
@@ -134,31 +136,34 @@ def _price(text: str, place: str) -> float:
     return price
 
 
-def _sentences(summary: CampaignSummary, shop: ShopSettings) -> list[str]:
+def _sentences(summary: CampaignSummary, model: Recommender) -> list[str]:
     """The summary as lines of text."""
-    quantity = summary.settings["value"]
+    quantity, shop = summary.settings["value"], model.shop_settings
+    value, bound, most = (
+        _amount(each, quantity, shop) for each in (summary.value, summary.bound, summary.unconstrained)
+    )
+    limits = f". No plan within the limits can bring more than {bound}; without limits it would be {most}."
     lines = [
-        f"{summary.users:,} users are shown {summary.shown:,} bundles ({summary.different:,} different ones)"
-        f"; {summary.with_nothing:,} users get none",
-        f"expected {quantity}: [bold]{_amount(summary.value, quantity, shop)}[/]"
-        + _share(summary.share_of_bound, "of the upper bound within the limits")
-        + _share(summary.share_of_unconstrained, "of the value without limits"),
+        f"{plural(summary.users, 'user')} {'is' if summary.users == 1 else 'are'} shown "
+        f"{plural(summary.shown, 'bundle')} ({summary.different:,} different); "
+        f"{plural(summary.with_nothing, 'user')} get{'s' * (summary.with_nothing == 1)} none",
+        f"expected {quantity}: [bold]{value}[/]" + limits * bool(summary.limits),
         *(f"{name.replace('_', ' ')}: {_used(name, use, shop)}" for name, use in summary.limits.items()),
     ]
     for each in summary.worth_more:
-        more = _size(each["limit"], each["after"] - each["before"], shop)
+        if each["change"] <= 0:
+            continue
         gain = _amount(each["change"], quantity, shop)
         if each["basis"] == "sample" and each["users"] < summary.users:
             gain += f" ({_amount(each['low'], quantity, shop)} to {_amount(each['high'], quantity, shop)})"
-        name = _limit(each["limit"], each["item_id"])
-        lines.append(f"{name}: {more} more would bring about {gain} {quantity}")
+        lines.append(f"{_more(each, model)}: about {gain} more")
     if summary.chances == "softmax":
         lines.append(
             "[yellow]note:[/] the model has no calibration: chances are its probabilities among all bundles"
         )
     if summary.by_popularity:
         lines.append(
-            f"[yellow]note:[/] {summary.by_popularity:,} users have no history; for them the chance of "
+            f"[yellow]note:[/] users without a history: {summary.by_popularity:,}. For them, the chance of "
             "a bundle is its share of all sales"
         )
     if same := [f"{name} (as {other})" for name, other in summary.same_items.items()]:
@@ -168,14 +173,38 @@ def _sentences(summary: CampaignSummary, shop: ShopSettings) -> list[str]:
         )
     if summary.left_out:
         lines.append(
-            f"[yellow]note:[/] {summary.left_out:,} bundles were left out because their price or discount is "
-            "unknown"
+            f"[yellow]note:[/] bundles that were left out because their price or discount is unknown: "
+            f"{summary.left_out:,}"
         )
     return lines
 
 
-def _limit(limit: str, item: str | None) -> str:
-    return limit.replace("_", " ") if item is None else f"{limit} of {show.plain(item)}"
+def _more(each: dict[str, Any], model: Recommender) -> str:
+    """A limit that is raised, as in `CampaignSummary.worth_more`, in words."""
+    size = each["after"] - each["before"]
+    more = _size(each["limit"], size, model.shop_settings)
+    s = "s" * (size != 1)
+    match each["limit"]:
+        case "stock":
+            return f"{more} more of {_item(each['item_id'], model)} in stock"
+        case "shown_at_most":
+            return f"if each bundle could be shown to {more} more user{s}"
+        case "different_at_most":
+            return f"if {more} more bundle{s} could be shown"
+        case "per_user":
+            return f"if each user could be shown {more} more bundle{s}"
+        case _:
+            return f"if the budget were {more} higher"
+
+
+def _item(item: str, model: Recommender) -> str:
+    """The title and the id of an item, or only the id."""
+    title = model.dataset.item_title(model.dataset.items.position(item))
+    return show.plain(f"{title} ({item})" if title else item)
+
+
+def _limit(limit: str, item: str | None, model: Recommender) -> str:
+    return limit.replace("_", " ") if item is None else f"{limit} of {_item(item, model)}"
 
 
 def _size(limit: str, size: float | None, shop: ShopSettings) -> str:
@@ -186,36 +215,36 @@ def _size(limit: str, size: float | None, shop: ShopSettings) -> str:
 
 
 def _amount(value: float, quantity: str, shop: ShopSettings) -> str:
-    """A value of the campaign: takings are money, sales are a number."""
+    """A value of the campaign: takings are money, sales are a number. A very small one has two digits."""
+    if 0 < abs(value) < 0.01:
+        return f"{value:.2g}"
     return show.money(value, shop) if quantity == "takings" else f"{value:,.2f}"
 
 
-def _answer(answer: WhatIf, summary: CampaignSummary, shop: ShopSettings) -> str:
+def _answer(answer: WhatIf, summary: CampaignSummary, model: Recommender) -> str:
     """An answer to `--what-if` as a line of text."""
-    quantity, limit = summary.settings["value"], answer.limit
+    quantity, limit, shop = summary.settings["value"], answer.limit, model.shop_settings
 
     def change(value: float) -> str:
         return f"{'-' if value < 0 else '+'}{_amount(abs(value), quantity, shop)}"
 
-    basis = f"a new plan for all {answer.users:,} users"
+    basis = f"a new plan for all {plural(answer.users, 'user')}"
     if answer.basis == "sample":
-        basis = f"{change(answer.low)} to {change(answer.high)}, from a sample of {answer.users:,} users"
+        basis = (
+            f"{change(answer.low)} to {change(answer.high)}, from a sample of {plural(answer.users, 'user')}"
+        )
     before, after = _size(limit, answer.before, shop), _size(limit, answer.after, shop)
     return (
-        f"what if {_limit(limit, answer.item_id)} were {after} instead of {before}: "
+        f"what if {_limit(limit, answer.item_id, model)} were {after} instead of {before}: "
         f"expected {quantity} [bold]{change(answer.change)}[/] ({basis})"
     )
 
 
-def _share(share: float | None, of: str) -> str:
-    return "" if share is None else f", {share:.1%} {of}"
-
-
 def _used(name: str, use: dict[str, Any], shop: ShopSettings) -> str:
     if name == "stock":
-        return f"{use['used']:,.0f} of {use['of']:,.0f} units; {use['used_up']:,} items used up"
+        return f"{use['used']:,.0f} of {use['of']:,.0f} units; {plural(use['used_up'], 'item')} used up"
     if name == "shown_at_most":
-        return f"{use['most']:,} of {use['of']:,}; {use['bundles_at_limit']:,} bundles at the limit"
+        return f"{use['most']:,} of {use['of']:,}; {plural(use['bundles_at_limit'], 'bundle')} at the limit"
     if name == "budget":
         return f"{show.money(use['used'], shop)} of {show.money(use['of'], shop)}"
     return f"{use['used']:,.0f} of {use['of']:,.0f}"

@@ -19,9 +19,10 @@ from typer.core import TyperCommand
 from typer.models import ParameterInfo
 
 from bundlemage.cli.texts import ids, numbers
-from bundlemage.errors import ConfigError
+from bundlemage.errors import ConfigError, fault_in_words
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
     from pydantic.fields import FieldInfo
 
 
@@ -43,6 +44,16 @@ def _command_class(function: Callable[..., None]) -> type[TyperCommand]:
 
     class Command(TyperCommand):
         def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+            try:
+                return self._made_context(info_name, args, parent, **extra)
+            except typer.BadParameter as error:
+                from pydantic import ValidationError  # late: typer has imported it only now
+
+                if isinstance(error.__cause__, ValidationError):
+                    error.message = _in_words(error.__cause__)
+                raise
+
+        def _made_context(self, info_name: Any, args: Any, parent: Any, **extra: Any) -> Any:
             options = FromFunction(function)
             parameters = options.parameters()
 
@@ -56,6 +67,15 @@ def _command_class(function: Callable[..., None]) -> type[TyperCommand]:
             return typer.main.get_command(app).make_context(info_name, args, parent, **extra)
 
     return Command
+
+
+def _in_words(error: ValidationError) -> str:
+    """What is wrong with the value of an option. The name of the option stands before it."""
+    fault = error.errors()[0]
+    words = fault_in_words(fault)
+    return (
+        words.removeprefix("; ") if words[0] == ";" else f"{fault['input']!r}{words.removeprefix(', which')}"
+    )
 
 
 @dataclass(frozen=True)
@@ -200,10 +220,10 @@ class FromModel:
         """Convert the text of an option to the value that Python code would pass."""
         kind, option = _plain(info.annotation), _flag(name)
         if get_origin(kind) is dict:
-            return numbers(value, option, "write a number after the '=', as in NAME=2")
+            return numbers(value, option, "write a number from 0 up after the '=', as in NAME=2")
         if get_origin(kind) is tuple:
             return value if name in self.metavars else ids(value)
-        return _range(value, option) if _is_range(kind) else value
+        return _range(value, option, kind) if _is_range(kind) else value
 
 
 def _flag(name: str) -> str:
@@ -223,12 +243,15 @@ def _is_range(kind: Any) -> bool:
     return {"least", "most"} == set(getattr(kind, "model_fields", ()))
 
 
-def _range(text: str, option: str) -> Any:
+def _range(text: str, option: str, kind: Any) -> Any:
+    """The range in a text such as `4`, `3-5` or, if the range may be open, `3-`."""
     least, dash, most = text.partition("-")
+    is_open = not kind.model_fields["most"].is_required()
     try:
-        both = [float(end) if end else None for end in (least, most)]
+        low, high = float(least), float(most) if most or (dash and not is_open) else None
     except ValueError:
-        both = []
-    if not both or not (least or most):
-        raise ConfigError(f"{option} {text!r}: write it as 4, as 3-5, or as 3- for at least 3")
-    return both if dash else both[0]
+        example = "40, or a range, such as 20-40 or 20-" if is_open else "4, or a range, such as 3-5"
+        raise ConfigError(f"{option} {text!r}: write a number, such as {example}") from None
+    if high is not None and low > high:
+        raise ConfigError(f"{option} {text}: the smaller number must come first, as in {most}-{least}")
+    return [low, high] if dash else low

@@ -30,7 +30,7 @@ from bundlemage.cli.options import (
     UserOptions,
     check_user,
 )
-from bundlemage.cli.texts import ids
+from bundlemage.cli.texts import ids, placed, plural
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
@@ -63,7 +63,7 @@ BuyersFile = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="Write the ids and chances of the users who would buy it to this .csv, .parquet or .jsonl file.",
+        help="Write the ids and chances of the likeliest buyers to this .csv, .parquet or .jsonl file.",
     ),
 ]
 MOST_SHOWN = 20
@@ -104,29 +104,33 @@ def design(
 
     request = DesignRequest.of(**settings)  # an invalid request is reported before the model is loaded
     if [user is None, segment is None, not everyone].count(False) > 1:
-        raise ConfigError(
-            "give one of these: a user, a segment such as --users FILE or --tag TAG, or --everyone"
-        )
+        raise ConfigError("give only one of these: --user, --users or --tag and the like, --everyone")
     if segment is None and not everyone:
         check_user(user, ", or --users FILE, or another segment, or --everyone")
     if user is not None and (each or output is not None):
-        raise ConfigError("--each and --output need several users, such as --everyone")
+        option = "--each" if each else "--output"
+        raise ConfigError(
+            f"{option} needs several users: give --users FILE, --tag TAG or --everyone instead of --user"
+        )
     if output is not None and output.exists():
         raise ConfigError(f"--output {output}: this file exists already; give the name of a new one")
     model = Recommender.load(folder, device=device)
     if user is None:
-        several = list(model.dataset.users.ids) if segment is None else _users_of(model, segment)
-        if each:
-            _design_each(model, several, request, output, as_json)
-            return
-        designs = model.design_many(several, request)
+        several = list(model.dataset.users.ids) if segment is None else _users_of(model, segment.where)
+        with placed(None if segment is None else segment.file):
+            if each:
+                _design_each(model, several, request, output, as_json)
+                return
+            designs = model.design_many(several, request)
         if output is not None:
             written = _write(list(designs), model, output)
         if as_json:
             show.print_json({"users": len(several), **designs.model_dump(mode="json")})
             return
-        show.out.print(f"bundles for {len(several):,} users together")
-        _print(designs, model.shop_settings)
+        show.out.print(f"bundles for {plural(len(several), 'user')} together")
+        _print(
+            designs, model.shop_settings, f"these {len(several):,} users" if len(several) > 1 else "1 user"
+        )
         if output is not None:
             show.out.print(written)
         return
@@ -147,13 +151,14 @@ def _users_of(model: Recommender, segment: Segment) -> list[str]:
     return model.users_in(segment)
 
 
-def _print(designs: Designs, shop: ShopSettings) -> None:
+def _print(designs: Designs, shop: ShopSettings, users: str = "the shop's users") -> None:
+    """`users` are those who are asked whether they would buy."""
     for each in designs:
-        show.out.print(_card(each, shop))
+        show.out.print(_card(each, shop, users))
     if (better := designs.better_existing) is not None:
         rank = "" if better.expected_rank is None else f", rank {better.expected_rank:,}"
         name = show.name(better.title, better.id) + show.amount(better.price, shop)
-        show.out.print(f"The shop already has a better bundle: {name}{rank}")
+        show.out.print(f"The shop already has a bundle that suits better: {name}{rank}")
     if designs.note:
         show.notes.print(f"[yellow]note:[/] {show.plain(designs.note)}")
     if designs.proven:
@@ -209,9 +214,9 @@ def _design_each(
     show.out.print(table)
     asked = sum(len(who) for _, who in found)
     bundles = "1 bundle" if len(found) == 1 else f"{len(found):,} different bundles"
-    show.out.print(f"{bundles} for {asked:,} user{'s' * (asked != 1)}")
+    show.out.print(f"{bundles} for {plural(asked, 'user')}")
     if asked < len(users):
-        show.notes.print(f"[yellow]note:[/] for {len(users) - asked:,} users no bundle is possible")
+        show.notes.print(f"[yellow]note:[/] for {plural(len(users) - asked, 'user')} no bundle is possible")
     if output is not None:
         show.out.print(written)
 
@@ -240,7 +245,7 @@ def explain(
         --item ID: Instead of --bundle: the item to explain.
         --items ID,ID: With --item: the items of the bundle.
         --language LANGUAGE: Language of the sentence, such as de. The default is that of the shop's locale.
-        --to AUDIENCE: Who reads the sentence: customer ("you have") or shop ("they have").
+        --to AUDIENCE: Who reads the sentence: customer ("you have") or shop ("the customer has").
         --details: Show the numbers behind the sentence, too.
         --most N: With --details: maximum number of effects to show.
     """
@@ -265,12 +270,14 @@ def explain(
     else:
         title = data.item_title(data.items.position(item or ""))
     show.out.print(show.name(title, bundle or item or ""))
-    show.say(show.plain(explanation.words))
+    nothing = "No single item, bundle or tag explains this choice, so there is no sentence for the customer."
+    show.say(show.plain(explanation.words or nothing))
     if details and (numbers := explanation.details) is not None:
-        if (gate := numbers.gate) is not None:
+        has_history = any(reason.kind != "partial" for reason in numbers.reasons)
+        if (gate := numbers.gate) is not None and has_history:
             show.out.print(f"weight of the item history {gate:.0%}, of the bundle history {1 - gate:.0%}")
         if numbers.reasons:
-            show.out.print(_effects(numbers, most))
+            show.out.print(_effects(numbers, most, "bundle" if item is None else "item"))
 
 
 def score_bundle(
@@ -309,19 +316,26 @@ def score_bundle(
 
     if output is not None:
         if sample is not None:
-            raise ConfigError("--output lists all users who would buy, so it cannot use a --sample")
+            raise ConfigError("--output lists users of the whole shop, so it cannot use a --sample")
         check_replaceable(output, BUYERS, overwrite=overwrite)
     elif least_chance is not None:
         raise ConfigError("--least-chance says whom --output lists: give --output as well")
     model, names = Recommender.load(folder, device=device), ids(items)
+    among = None if segment is None else segment.where
     with stderr_display() as progress:
         forecast = model.score_bundle(
-            names, price, discount=discount, k=k, among=segment, sample=sample, progress=progress
+            names, price, discount=discount, k=k, among=among, sample=sample, progress=progress
         )
         if output is not None:
-            table = model.buyers(names, among=segment, least_chance=least_chance, progress=progress)
-            rows = write_rows(table.to_batches(), BUYERS, output)
-            show.notes.print(f"{rows:,} users who would buy it are in {show.plain(str(output))}")
+            table = model.buyers(names, among=among, least_chance=least_chance, progress=progress)
+            rows = plural(write_rows(table.to_batches(), BUYERS, output), "user")
+            least = (
+                f"above {forecast.threshold:.1%}"
+                if least_chance is None
+                else f"of at least {least_chance:.1%}"
+            )
+            are = "is" if rows == "1 user" else "are"
+            show.notes.print(f"{rows} with a chance {least} {are} in {show.plain(str(output))}")
     if as_json:
         show.print_json(forecast.model_dump(mode="json"))
         return
@@ -333,13 +347,13 @@ def score_bundle(
 # ── Output ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _card(design: Design, shop: ShopSettings) -> Panel:
+def _card(design: Design, shop: ShopSettings, users: str) -> Panel:
     lines = []
     for item in design.items:
         note = "[dim]in the bundle already[/]" if item.given else f"[cyan]{item.score:.1%}[/]"
         name = show.name(item.title, item.id) + show.amount(item.price, shop)
         lines.append(f"{'◦' if item.given else '•'} {name}  {note}")
-        if item.why is not None:
+        if item.why is not None and item.why.words:
             lines.append(f"  [dim]{show.plain(item.why.words)}[/]")
     off = f"  [green]−{design.discount:.0%}[/]" if design.discount else ""
     before = ""
@@ -354,24 +368,22 @@ def _card(design: Design, shop: ShopSettings) -> Panel:
     if design.expected_rank is not None:
         last.append(f"rank {design.expected_rank:,} among all bundles for this user")
     if design.expected_buyers is not None:
-        last.append(
-            f"about {_buyers(design.expected_buyers)} users would buy it ({design.low:,} to {design.high:,})"
-        )
+        last.append(_would_buy(design.expected_buyers, design.low, design.high, users))
     body = "\n".join([*lines, *([""] if last else []), *last])
     known = "" if design.same_as is None else f", as in {show.plain(design.same_as)}"
     title = f"{design.rank}. {len(design.items)} items{known}"
     return Panel(body, title=title, title_align="left", width=100)
 
 
-def _effects(numbers: Details, most: int) -> Table:
+def _effects(numbers: Details, most: int, kind: str) -> Table:
     title = "how many times as likely each item and bundle makes the answer"
-    table = show.table(title, "because of", "", ">times", ">fit without it")
+    table = show.table(title, "because of", "what it is", ">times", ">score without it")
     for reason in numbers.reasons[:most]:
         name, times = show.name(reason.title, reason.id), exp(reason.effect)
         table.add_row(name, _KINDS[reason.kind], f"{times:.2f}", f"{reason.without:.3f}")
     left = len(numbers.reasons) - most
-    if left > 0:
-        table.caption = f"and {left:,} more"
+    more = f"and {left:,} more; " if left > 0 else ""
+    table.caption = f"{more}a score of 0 is an average {kind}"
     return table
 
 
@@ -379,7 +391,8 @@ def _forecast_card(forecast: BundleForecast, shop: ShopSettings) -> RenderableTy
     lines = [f"• {show.name(item.title, item.id)}{show.amount(item.price, shop)}" for item in forecast.items]
     body = "\n".join([*lines, "", *_audience(forecast, shop)])
     score = "chance" if forecast.expected is not None else "score"
-    buyers = Table("user", score, title="most likely buyers")
+    whom = f" of the {plural(forecast.asked, 'sampled user')}" if forecast.sampled else ""
+    buyers = Table("user", score, title=f"most likely buyers{whom}")
     for user in forecast.people:
         chance = user.score if user.chance is None else user.chance
         buyers.add_row(show.plain(user.id), f"{chance:.2%}")
@@ -396,35 +409,44 @@ def _buyers(number: float) -> str:
     return f"{number:,.1f}" if number >= 1 or number == 0 else f"{number:.2g}"
 
 
+def _would_buy(expected: float, low: int | None, high: int | None, users: str) -> str:
+    """How many of the users would buy a bundle. Below a half, it is more likely that nobody buys it."""
+    if expected < 0.5 and users == "1 user":
+        return f"the user would probably not buy it (expected: {_buyers(expected)})"
+    if expected < 0.5:
+        return f"probably none of {users} would buy it (expected: {_buyers(expected)})"
+    return f"about [bold]{_buyers(expected)}[/] of {users} would buy it ({low:,} to {high:,})"
+
+
 def _audience(forecast: BundleForecast, shop: ShopSettings) -> list[str]:
     lines = []
     if forecast.price is not None:
         off = f"  [green]−{forecast.discount:.0%}[/]" if forecast.discount and forecast.discount > 0 else ""
         lines.append(f"price {show.money(forecast.price, shop)}{off}")
-    users = f"{forecast.of:,} users"
+    users, all_users = plural(forecast.of, "user"), "all users"
     if forecast.in_segment is not None:
-        users = f"the {forecast.in_segment:,} users of the segment"
+        all_users = "the segment's users"
+        users = f"the {forecast.in_segment:,} users of the segment" if forecast.in_segment != 1 else "1 user"
     if forecast.expected is not None:
         amount = forecast.expected_takings
         takings = "" if amount is None else f", takings {show.money(amount, shop)}"
-        lines.append(
-            f"about [bold]{_buyers(forecast.expected)}[/] of {users} would buy it "
-            f"({forecast.low:,} to {forecast.high:,}){takings}"
-        )
+        lines.append(_would_buy(forecast.expected, forecast.low, forecast.high, users) + takings)
+        above = f"{forecast.above:,}"
         if forecast.sampled:
-            lines.append(f"an estimate from {forecast.asked:,} of {forecast.of:,} users")
-        lines.append(f"{forecast.above:,} have a chance above {forecast.threshold:.1%}")
+            lines.append(f"an estimate from {forecast.asked:,} of {plural(forecast.of, 'user')}")
+            above = f"about {above} of {all_users}"
+        have = "has" if forecast.above == 1 else "have"
+        lines.append(f"{above} {have} a chance above {forecast.threshold:.1%}")
     if forecast.weakest is not None:
         without = (
             "" if forecast.weakest.without is None else f": {_buyers(forecast.weakest.without)} without it"
         )
-        lines.append(f"weakest: {show.name(forecast.weakest.title, forecast.weakest.id)}{without}")
+        lines.append(f"weakest item: {show.name(forecast.weakest.title, forecast.weakest.id)}{without}")
     if forecast.replacement is not None:
         better = forecast.replacement
         with_it = "" if better.expected is None else f": {_buyers(better.expected)} with it"
-        lines.append(
-            f"better: {show.name(better.title, better.id)}{show.amount(better.price, shop)}{with_it}"
-        )
+        name = show.name(better.title, better.id) + show.amount(better.price, shop)
+        lines.append(f"better in its place: {name}{with_it}")
     elif forecast.weakest is not None:
         lines.append("no replacement that was tried does better")
     return lines

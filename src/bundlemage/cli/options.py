@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -180,6 +181,15 @@ def _filter(
     return None if where == Filter() else where
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of the users."""
+
+    where: Segment
+    file: Path | None
+    """The file that lists their ids, if there is one."""
+
+
 def _segment(
     tag: str | None = None,
     least_items: int | None = None,
@@ -188,7 +198,7 @@ def _segment(
     most_bundles: int | None = None,
     users: Path | None = None,
 ) -> Any:
-    """The part of the users that is asked about, or None if none of these options is given.
+    """The part of the users that is asked about (`Part`), or None if none of these options is given.
 
     Users:
         --tag TAG: Only users who own an item with this tag, alone or in a bundle.
@@ -204,7 +214,7 @@ def _segment(
     if all(each is None for each in given):
         return None
     numbers = (least_items, most_items, least_bundles, most_bundles)
-    return Segment(tag, *numbers, None if users is None else lines_of(users))
+    return Part(Segment(tag, *numbers, None if users is None else lines_of(users)), users)
 
 
 def _recall(index: bool = False, least_recall: float | None = None) -> float | None:
@@ -225,5 +235,5 @@ UserOptions = Annotated["User", FromFunction(_user)]
 UserOrAll = Annotated["User | None", FromFunction(_user_or_all)]
 UserIfGiven = Annotated["User | None", FromFunction(_given_user)]
 FilterOptions = Annotated["Filter | None", FromFunction(_filter)]
-SegmentOptions = Annotated["Segment | None", FromFunction(_segment)]
+SegmentOptions = Annotated[Part | None, FromFunction(_segment)]
 IndexOptions = Annotated["float | None", FromFunction(_recall)]

@@ -225,10 +225,15 @@ def _bundle_card(dataset: BundleDataset, answer: RecommendedBundle, new: bool, s
     if answer.sold_out:
         details.append("[red]sold out[/]")
     title = answer.title or answer.id
-    body = "\n".join(
-        [*details, *lines, "", f"[cyan]{answer.score:.1%}[/] [dim]{answer.source} · {plain(answer.id)}[/]"]
-    )
+    body = "\n".join([*details, *lines, "", f"{_score(answer)} [dim]· {plain(answer.id)}[/]"])
     return Panel(body, title=f"{answer.rank}. {plain(title)}", title_align="left", width=44)
+
+
+def _score(answer: RecommendedBundle) -> str:
+    """The score of a bundle, and what it is."""
+    if answer.source == "popular":
+        return f"best seller, [cyan]{answer.score:.1%}[/] [dim]of sales[/]"
+    return f"[cyan]{answer.score:.1%}[/] [dim]chance among all bundles[/]"
 
 
 def item_table(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bundlemage.errors import ConfigError
+from bundlemage.errors import ConfigError, UnknownIdError
 from bundlemage.readers.address import may_hold_a_password
 
 
@@ -24,13 +26,15 @@ def key_values(pairs: Sequence[str] | None, option: str) -> dict[str, str]:
 
 
 def numbers(pairs: Sequence[str] | None, option: str, expected: str) -> dict[str, float]:
-    """Texts such as `a=2` as a dict of numbers. The error message ends with `expected`."""
+    """Texts such as `a=2` as a dict of numbers from 0 up. The error message ends with `expected`."""
     values = {}
     for name, text in key_values(pairs, option).items():
         try:
             values[name] = float(text)
         except ValueError:
-            raise ConfigError(f"{option} '{name}={text}': {expected}") from None
+            values[name] = math.nan
+        if not values[name] >= 0:
+            raise ConfigError(f"{option} '{name}={text}': {expected}")
     return values
 
 
@@ -38,11 +42,32 @@ def lines_of(path: Path) -> list[str]:
     """The lines of a text file that are not empty."""
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}: give a text file with one user id per line") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path} cannot be read: {error}. Give a text file with one user id per line"
         ) from None
     return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+@contextmanager
+def placed(path: Path | None) -> Iterator[None]:
+    """Name the file and the line in an error about a user id that this file lists. None: there is none."""
+    try:
+        yield
+    except UnknownIdError as error:
+        if path is None or error.kind != "user":
+            raise
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
+        if error.unknown[0] not in lines:
+            raise
+        raise ConfigError(f"{path}, line {lines.index(error.unknown[0]) + 1}: {error}") from None
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun, such as "1 user" and "2,000 users"."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def settings(pairs: Sequence[str] | None, option: str = "--set") -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -37,7 +38,8 @@ class Filter:
     """Show only these ids. Unknown ids are ignored, so that one bundle that is newer than the model does not
     stop a campaign. If all of them are unknown, that is an error: nothing could ever be shown."""
     tags: Collection[str] = ()
-    """Show only items or bundles with at least one of these tags."""
+    """Show only items or bundles with at least one of these tags. If nothing has any of them, that is an
+    error."""
     min_price: float | None = None
     max_price: float | None = None
     in_stock: bool = False
@@ -84,6 +86,9 @@ _WITH_ARTICLE = {"price": "a price", "tags": "a tag", "stock": "a stock"}
 
 class Shelf:
     """All items, or all bundles, with the columns that filters read. Each column is read once."""
+
+    is_complete = True
+    """Whether a tag that nothing has is a mistake. In a live catalogue, it may come with the next change."""
 
     def __init__(
         self, ids: Vocabulary, catalogue: pa.Table | None, contents: Any = None, items: Shelf | None = None
@@ -135,6 +140,8 @@ class Shelf:
         mask = np.ones(len(self.ids), dtype=bool)
         if where.tags:
             tagged = np.zeros_like(mask)
+            if self.is_complete and self.tagged.keys().isdisjoint(where.tags):
+                raise ConfigError(self.no_such_tag(min(where.tags)))
             for tag in where.tags:
                 tagged[self.tagged.get(tag, [])] = True
             mask &= tagged
@@ -183,6 +190,12 @@ class Shelf:
         sums = np.bincount(bundle, prices, minlength=len(sizes)).astype(np.float64)
         sums[sizes == 0] = np.nan
         return np.stack([own, sums, self.numbers("discount")])
+
+    def no_such_tag(self, tag: str) -> str:
+        """Returns an error message for a tag that no item or bundle has, with similar tags."""
+        close = get_close_matches(tag, list(self.tagged), n=3)
+        hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
+        return f"no {self.ids.kind} has the tag {tag!r}.{hint}"
 
     @cached_property
     def titles(self) -> Sequence[str | None]:

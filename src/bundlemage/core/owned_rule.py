@@ -50,8 +50,8 @@ class RuleEffect:
         told = f"The rule about owned bundles ({how}) "
         if change:
             told += (
-                f"{'gains' if change > 0 else 'costs'} {abs(change):.4f}: nDCG@{K} is {self.with_rule:.4f} "
-                f"with it and {self.without:.4f} without it."
+                f"{'raises' if change > 0 else 'lowers'} nDCG@{K} by {abs(change):.4f}, from "
+                f"{self.without:.4f} to {self.with_rule:.4f}."
             )
         else:
             told += f"changes nothing: nDCG@{K} is {self.without:.4f} with and without it."
@@ -59,7 +59,8 @@ class RuleEffect:
             return told
         return (
             f"{told} In {self.wholly_owned:.0%} of the test purchases, the customer owned all items of the "
-            "bundle already. If customers buy such bundles, train with --shop owned=show."
+            "bundle already, alone or inside other bundles. If customers buy such bundles, train with --shop "
+            "owned=show."
         )
 
     def to_json(self) -> dict[str, Any]:

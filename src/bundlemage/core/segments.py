@@ -77,7 +77,7 @@ class SegmentTest:
             return
         places = items.tagged.get(segment.tag)
         if places is None or not len(places):
-            raise ConfigError(f"no item has the tag {segment.tag!r}, so no user is in the segment")
+            raise ConfigError(f"no user is in the segment: {items.no_such_tag(segment.tag)}")
         tagged = torch.zeros(len(items.ids), dtype=torch.bool, device=contents.device)
         tagged[torch.from_numpy(np.asarray(places, dtype=np.int64)).to(contents.device)] = True
         self._tagged = tagged, _any_of(contents, tagged)

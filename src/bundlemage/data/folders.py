@@ -196,7 +196,7 @@ class ResumableFolder:
     """Patterns of the further files that belong to the work."""
     checksums: ClassVar[frozenset[str]] = frozenset()
     """Keys of the identity whose values are checksums, which messages do not show."""
-    anew: ClassVar[str] = "begin anew in another folder"
+    anew: ClassVar[str] = "start again in another folder"
     """The advice in an error message if the work cannot be continued."""
 
     def __init__(self, path: Path) -> None:

@@ -73,12 +73,12 @@ class Leakage:
 def told(found: Leakage, histories: str | None = None) -> str:
     """Returns in words how many pairs leak. `histories` is the way that a split uses; None: there is no split
     yet."""
-    which = "user-bundle pairs" if histories is None else "held-out pairs"
-    text = (
-        f"In {_percent(found.share)} of the {which} the user already has all items of the bundle in user_item"
-    )
+    which = "bought bundles" if histories is None else "held-out bundles"
+    many = _of_100(found.share)
+    text = f"Of 100 {which}, {many} {'has' if many == '1' else 'have'} only items that the buyer also "
+    text += "has in user_item"
     if found.others:
-        text += f"; for bundles that these users do not have it is {_percent(found.by_chance)}"
+        text += f" ({_of_100(found.by_chance)} for bundles not bought)"
     if not found.found:
         return f"{text}.{_items_told(found)}"
     text += ", so a rule that looks at owned items sees the answer."
@@ -96,9 +96,9 @@ def _items_told(found: Leakage) -> str:
     if found.items_of_bought is None or found.items_of_others is None:
         return ""
     text = (
-        f" Apart from items of their other bundles, users have {_percent(found.items_of_bought)} of the "
-        f"items of a bundle that they have, and {_percent(found.items_of_others)} of the items of one that "
-        "they do not have."
+        f" Users have {_percent(found.items_of_bought)} of the items of their bundles, and "
+        f"{_percent(found.items_of_others)} of the items of other bundles; items from their other bundles "
+        "are not counted."
     )
     if found.items_of_bought - found.items_of_others <= MANY_ITEMS:
         return text
@@ -106,6 +106,10 @@ def _items_told(found: Leakage) -> str:
         f"{text} Either users like bundles of which they have items, or some items in user_item come from "
         "bundles. In the second case figures may be too high: use --histories without-held-out."
     )
+
+
+def _of_100(share: float) -> str:
+    return f"{100 * share:.1f}".removesuffix(".0")
 
 
 def _percent(share: float) -> str:

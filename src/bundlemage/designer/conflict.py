@@ -212,7 +212,7 @@ def _change(possible: Possible, drop: frozenset[int]) -> tuple[float, Change]:
             value = None if nearest is None else nearest.amounts.get(place)
         if number is None or value is None:
             steps.append(Step(rule.kind, rule.key, None))
-            texts.append(f"without: {rule.text}")
+            texts.append(f"without this wish: {rule.text}")
             weight += 1.0
             continue
         active |= {place}
@@ -224,7 +224,7 @@ def _change(possible: Possible, drop: frozenset[int]) -> tuple[float, Change]:
         texts.append(
             f"with {number.in_words(new)} instead of {number.form(number.value)}"
             if new or number.upper
-            else f"without: {rule.text}"
+            else f"without this wish: {rule.text}"
         )
         weight += abs(new - number.value) / max(1.0, abs(number.value))
     return weight, Change(tuple(steps), " and ".join(texts))

@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -181,6 +180,8 @@ class Rules:
         self.sold[list(self.start)] = False  # they are in the bundle already
         limits = (request.size.least, request.size.most)
         self.size = self._sum("size", np.ones(self.items, np.int64), limits, Number("{} {{}} items"))
+        if "size" not in request.model_fields_set:
+            self.rules = [replace(rule, text=f"{rule.text} (the default 'size')") for rule in self.rules]
         self.budget: Sum | None = None
         """The sum of the prices, if the request has a budget. It is one of `sums`."""
         self.sums = self._sums(shelf)
@@ -279,8 +280,9 @@ class Rules:
                 limit = Limit((None, rule), 0, count) if upper else Limit((rule, None), count, NO_LIMIT)
                 yield limit, _tagged(shelf, tag)
         for name in self.request.one_per:
-            rule = self._rule("one_per", name, f"at most one item for each tag {name!r}")
             prefix, star = name[:-1], name.endswith("*")
+            text = f"at most one item {'for each' if star else 'with the'} tag {name!r}"
+            rule = self._rule("one_per", name, "no two items with the same tag" if name == "*" else text)
             matching = [tag for tag in shelf.tagged if tag.startswith(prefix)] if star else [name]
             if not matching:
                 raise ConfigError(f"'one_per' is {name!r}, but no tag of an item begins with {prefix!r}")
@@ -337,7 +339,5 @@ class Rules:
 
 def _tagged(shelf: Shelf, tag: str) -> Integers:
     if tag not in shelf.tagged:
-        close = get_close_matches(tag, list(shelf.tagged), n=3)
-        hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
-        raise ConfigError(f"no item has the tag {tag!r}.{hint}")
+        raise ConfigError(shelf.no_such_tag(tag))
     return np.unique(shelf.tagged[tag])  # an item may have a tag twice

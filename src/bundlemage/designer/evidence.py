@@ -86,8 +86,9 @@ class Facts:
             return (Evidence(code="has_this"),)
         if part is not None and part.count == part.of:
             return (part,)
-        close = _close(effects)
-        found = self._named(answer, [each for each in close if self._is_related(each, answer)])
+        found = self._named(answer, [each for each in _close(effects) if self._is_related(each, answer)])
+        if part in found and self._is_from(found, answer):
+            found = found[:1]
         is_personal = answer.history is not None and answer.history >= NOTICEABLE
         if is_personal and (tagged := self._tag_share(answer, found[:1])) is not None:
             found = [*found[:1], tagged]
@@ -95,11 +96,11 @@ class Facts:
             is_large = (part.count or 0) >= IN_LARGE_PART * (part.of or 1)
             if is_large and not self._is_from(found, answer):
                 found.append(part)
-        if not found and is_personal:
-            found = self._named(answer, close[:1]) or [Evidence(code="whole_history")]
         sales = self._sales(answer)
-        if not found and answer.fit > 0 and sales[answer.place] > sales.mean():
+        if not found and (is_personal or answer.fit > 0) and sales[answer.place] > sales.mean():
             found = [self._popular(answer)]
+        if not found and is_personal:
+            found = [Evidence(code="whole_history")]
         return tuple(found[:MOST]) or (Evidence(code="nothing"),)
 
     def _has(self, answer: Explained) -> bool:
@@ -158,10 +159,12 @@ class Facts:
         return Evidence(code="owns_part", id=only, title=title, count=len(owned), of=len(inside))
 
     def _is_from(self, named: Sequence[Evidence], answer: Explained) -> bool:
-        """Whether the items of the answer that the user has are all in a bundle that is named already."""
+        """Whether at least half of the answer's items that the user has are in a bundle that is named
+        already."""
         bundles = [each.id for each in named if each.code == "has_bundle" and each.id is not None]
         inside = map(self.shop.items_in, map(self.shop.dataset.bundles.position, bundles))
-        return any(self.owned & self.shop.items_in(answer.place) <= items for items in inside)
+        both = self.owned & self.shop.items_in(answer.place)
+        return any(len(both & items) >= IN_LARGE_PART * len(both) for items in inside)
 
     def _tag_share(self, answer: Explained, named: Sequence[Evidence]) -> Evidence | None:
         """The tag that the answer has and that distinguishes the user's items most from the shop's."""

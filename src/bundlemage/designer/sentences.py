@@ -1,4 +1,5 @@
-"""Writes evidence as a sentence, in a language, for the customer ("you have") or the shop ("they have").
+"""Writes evidence as a sentence in a language: for the customer ("you have"), or for the shop ("the customer
+has").
 
 `messages` has the translations. After a change of a text here, update the template and the catalogues:
 docs/how-to/reasons.md has the commands.
@@ -27,24 +28,31 @@ _HAS = ("has_item", "has_bundle", "owns_part")
 class Sentences:
     """Writes sentences in one language for one audience."""
 
-    def __init__(self, language: str | None = None, to: Audience = "customer", locale: str = "en") -> None:
-        """`locale` is the shop's. It decides the language if `language` is None. Raises `ConfigError` if
-        there is no such language, or no such audience."""
+    def __init__(
+        self,
+        language: str | None = None,
+        to: Audience = "customer",
+        locale: str = "en",
+        *,
+        bought_again: bool = False,
+    ) -> None:
+        """`locale` is the shop's. It decides the language if `language` is None. `bought_again`: customers
+        buy the same things again. Raises `ConfigError` if there is no such language, or no such audience."""
         if not isinstance(to, str) or to not in get_args(Audience):
             raise ConfigError(f"'to' is {to!r}; it must be 'customer' or 'shop'")
         self.language = language_of_shop(locale) if language is None else language_of(language)
-        self.to_customer = to == "customer"
+        self.to_customer, self.bought_again = to == "customer", bought_again
         self._messages = catalogue(self.language)
 
     def of(self, evidence: Sequence[Evidence]) -> str:
-        """Returns one sentence with all the evidence."""
+        """Returns one sentence with all the evidence. Empty for a customer if there is none."""
         _ = self._messages.gettext
         if not evidence or evidence[0].code == "nothing":
-            return _("No single reason stands out.")
+            return "" if self.to_customer else _("No single item, bundle or tag explains this choice.")
         first, *rest = evidence
         if not rest:
             text = _("Because %(reason)s.") % {"reason": self._clause(first)}
-        elif len({"has" if each.code in _HAS else each.code for each in evidence}) == 1:
+        elif self._is_one_list(first, rest[0]):
             labels = {"first": self._label(first), "second": self._label(rest[0])}
             is_long = first.code == "owns_part" or any(sign in labels["first"] for sign in (",", " and "))
             both = _("%(first)s, and %(second)s") if is_long else _("%(first)s and %(second)s")
@@ -54,35 +62,46 @@ class Sentences:
             text = _("Because %(first)s, and %(second)s.") % clauses
         return re.sub(r"(?<=[.!?…])\.$", "", text)  # after a title such as "Who's There?"
 
+    def _is_one_list(self, first: Evidence, second: Evidence) -> bool:
+        """Whether one "you have" can stand before both. "A and B from this bundle" would say it of A, too."""
+        if second.code == "owns_part" and second.id is not None:
+            return False
+        return first.code == second.code or (first.code in _HAS and second.code in _HAS)
+
     def _clause(self, evidence: Evidence, label: str | None = None) -> str:
         """Returns a clause without its conjunction. `label` names the items or bundles."""
         _, ngettext = self._messages.gettext, self._messages.ngettext
         count, of = evidence.count or 0, evidence.of or 0
         texts: tuple[str, ...]  # for the customer, and for the shop if that differs
         match evidence.code:
+            case "owns_part" if count == of and self.bought_again:
+                you = _("you have bought everything in this bundle before")
+                texts = you, _("the customer has bought everything in this bundle before")
             case "has_item" | "has_bundle" | "owns_part":
-                texts = _("you have %(what)s"), _("they have %(what)s")
+                texts = _("you have %(what)s"), _("the customer has %(what)s")
             case "bundle_has":
                 texts = (_("the bundle already has %(what)s"),)
+            case "has_this" if self.bought_again:
+                texts = _("you have bought it before"), _("the customer has bought it before")
             case "has_this":
-                texts = _("you already have it"), _("they already have it")
+                texts = _("you already have it"), _("the customer already has it")
             case "tag_share" if count == of:
                 you = _("all %(of)s of your items are tagged %(tag)s")
-                texts = you, _("all %(of)s of their items are tagged %(tag)s")
+                texts = you, _("all %(of)s of the customer's items are tagged %(tag)s")
             case "tag_share":
                 you = ngettext(
                     "%(count)s of your %(of)s items is tagged %(tag)s",
                     "%(count)s of your %(of)s items are tagged %(tag)s",
                     count,
                 )
-                they = ngettext(
-                    "%(count)s of their %(of)s items is tagged %(tag)s",
-                    "%(count)s of their %(of)s items are tagged %(tag)s",
+                about = ngettext(
+                    "%(count)s of the customer's %(of)s items is tagged %(tag)s",
+                    "%(count)s of the customer's %(of)s items are tagged %(tag)s",
                     count,
                 )
-                texts = you, they
+                texts = you, about
             case "whole_history":
-                texts = _("it fits what you have as a whole"), _("it fits what they have as a whole")
+                texts = _("it suits what you already have"), _("it suits what the customer already has")
             case _:  # popular
                 bought = ngettext(
                     "%(count)s customer has bought it", "%(count)s customers have bought it", count

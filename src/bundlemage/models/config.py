@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bundlemage.errors import ConfigError
+from bundlemage.errors import ConfigError, fault_in_words, in_short
 
 SelectBy = Literal["matching", "generation", "both"]
 Mixer = Literal["gate", "average"]
@@ -269,5 +269,5 @@ def parse_config(config_class: type[Config], settings: Mapping[str, Any]) -> Con
             if fault["type"] == "extra_forbidden":
                 lines.append(f"unknown setting {key!r}; the settings are: {', '.join(sorted(known))}")
             else:
-                lines.append(f"setting {key!r} is {fault['input']!r}: {fault['msg'].lower()}")
+                lines.append(f"setting {key!r} is {in_short(fault['input'])}{fault_in_words(fault)}")
         raise ConfigError("; ".join(lines)) from None

@@ -159,14 +159,6 @@ def _from_validation(error: RequestValidationError) -> ApiError:
     return ApiError(422, "Invalid request", f"{fields[0].field}: {fields[0].message}{more}", errors=fields)
 
 
-_LIMITS = {"less_than_equal": ("le", "the most is"), "greater_than_equal": ("ge", "the least is")}
-"""For a kind of error of pydantic: where it holds the limit, and the words for it."""
-
-
-def _number(limit: float) -> str:
-    return f"{int(limit):,}" if limit == int(limit) else f"{limit:,}"
-
-
 def _field_error(fault: Mapping[str, Any]) -> FieldError:
     place, *path = fault["loc"]
     kind, value = fault["type"], fault.get("input")
@@ -180,10 +172,8 @@ def _field_error(fault: Mapping[str, Any]) -> FieldError:
         message = f"is missing; it is a required part of the {place}"
     elif kind == "extra_forbidden":
         message = f"is not a field of this {place}; leave it out"
-    elif kind in _LIMITS:
-        limit, words = _LIMITS[kind]
-        found = value if isinstance(value, str) else _shorten.repr(value)
-        message = f"is {found:.60}; {words} {_number(fault['ctx'][limit])}"
+    elif (words := errors.limit_or_type_in_words(fault)) is not None:
+        message = f"is {errors.in_short(value)}{words}"
     else:
         message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
         if isinstance(value, bytes):

@@ -214,7 +214,7 @@ class DesignRequest(Body):
     language: Language | None = None
     """The language of the reasons, such as de. The default is that of the shop's locale."""
     to: Audience = "customer"
-    """Who reads the reasons: the customer ("you have") or the shop ("they have")."""
+    """Who reads the reasons: the customer ("you have") or the shop ("the customer has")."""
     buyers: Flag = True
     """Whether to estimate how many users would buy each bundle."""
 
@@ -304,5 +304,7 @@ class ImpossibleDesignError(BundleMageError):
         doubt = "" if smallest else " (there may be a smaller set)"
         lines = [f"no bundle is possible. {reason}{doubt}:", *(f"  {rule}" for rule in self.conflict)]
         if self.changes:
-            lines.append("Each of these changes would make a bundle possible:")
+            one = len(self.changes) == 1
+            which = "This change" if one else "Each of these changes"
+            lines.append(f"{which} would make a bundle possible:")
         super().__init__("\n".join([*lines, *(f"  {change}" for change in self.changes)]))

@@ -73,7 +73,7 @@ class Explanation(Out):
     """Why an answer fits a user."""
 
     words: str
-    """The evidence in one sentence."""
+    """The evidence in one sentence. Empty for a customer if no reason stands out."""
     evidence: tuple[Evidence, ...]
     """The evidence of the sentence, at most two facts, the strongest first."""
     details: Details | None = None

@@ -117,7 +117,7 @@ Discount = Annotated[float, Field(ge=0, le=MOST_OFF), Number]
 Flag = Annotated[bool, Strict()]
 HowManyOwned = Annotated[int, Field(ge=0, le=1_000_000), Number]
 Audience: TypeAlias = Literal["customer", "shop"]
-"""Who reads a sentence: the customer ("you have") or the shop ("they have")."""
+"""Who reads a sentence: the customer ("you have") or the shop ("the customer has")."""
 Language = Annotated[str, StringConstraints(min_length=1, max_length=50, pattern=r"^[A-Za-z0-9_-]+$")]
 
 
@@ -275,7 +275,7 @@ class ExplainIn(UserOrHistory):
     language: Language | None = None
     """The language of the sentences, such as 'de'. The default is that of the shop's locale."""
     to: Audience = "customer"
-    """Who reads the sentences: the customer ("you have") or the shop ("they have")."""
+    """Who reads the sentences: the customer ("you have") or the shop ("the customer has")."""
     details: Flag = False
     """Whether the answer has the numbers behind each sentence."""
 

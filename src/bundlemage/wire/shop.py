@@ -51,7 +51,9 @@ def _checked_locale(name: str) -> str:
     except (UnknownLocaleError, ValueError):
         is_valid = False
     if not is_valid:
-        hint = _hint(name, locale_identifiers())
+        languages = {title.casefold(): code for code, title in Locale("en").languages.items()}
+        code = languages.get(name.casefold())  # of the English name, such as German
+        hint = f" Did you mean {code!r}?" if code else _hint(name, locale_identifiers())
         raise ValueError(
             f"there is no such locale: give a language, or a language and a region, as in de or en_US.{hint}"
         )

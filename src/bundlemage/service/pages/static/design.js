@@ -166,7 +166,11 @@ export function designer({ shopData, draft, onTake }) {
       ),
       changes.length
         ? [
-            h("p", {}, "Each of these changes makes a bundle possible:"),
+            h(
+              "p",
+              {},
+              `${changes.length > 1 ? "Each of these changes" : "This change"} makes a bundle possible:`,
+            ),
             h("ul", { class: "ways-out" }, changes.map(way)),
           ]
         : h("p", {}, "There was no time to find changes that make a bundle possible."),

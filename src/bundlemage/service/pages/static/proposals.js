@@ -153,7 +153,7 @@ export function betterExisting({ better_existing: better }, user) {
   return h(
     "p",
     { class: "note" },
-    "The shop already has a better bundle: ",
+    "The shop already has a bundle that suits better: ",
     h("a", { href: `/builder?${query}` }, better.title ?? better.id),
     `.${rank}`,
   );

@@ -55,7 +55,7 @@ function table(numbers) {
 
 /** A sentence with the reasons, and their numbers, which can be unfolded. `of` is the title of the thing. */
 export function whyBox(why, of) {
-  const sentence = h("p", {}, why.words);
+  const sentence = why.words ? h("p", {}, why.words) : null;
   const numbers = why.details;
   if (!numbers) return h("div", { class: "model-why" }, sentence);
   const most = { ...numbers, reasons: numbers.reasons.slice(0, 5) };
