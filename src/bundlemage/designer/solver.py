@@ -152,6 +152,8 @@ class BundleModel:
         new = values or {}
 
         def bounds(limit: Limit) -> tuple[int, int]:
+            if limit.rules == (None, None):  # not a rule of the request
+                return (limit.least, limit.most) if active is None else (0, NO_LIMIT)
             lower, upper = (rule if rule in active_rules else None for rule in limit.rules)
             return (
                 0 if lower is None else new.get(lower, limit.least),
