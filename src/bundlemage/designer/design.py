@@ -41,6 +41,8 @@ EXISTING = 16
 """The number of bundles of the shop that are compared with the designed ones: the likeliest for the user."""
 LOOKED_AT = 4
 """How many of the best bundles of each greedy or beam search are fully evaluated, not only estimated."""
+TOGETHER = 200
+"""The number of bundles that the exact search evaluates together, before it looks at the clock."""
 AROUND = 60
 """The number of neighbours of the best bundle that the exact search evaluates in each round."""
 WIDTH = 8
@@ -168,9 +170,17 @@ class _Search:
         time."""
         all_bundles = every_bundle(self.rules, deadline)
         if all_bundles is not None:
+            for first in range(0, len(all_bundles), TOGETHER):
+                if deadline.passed:
+                    self.complete = False
+                    return best
+                best = self._best(all_bundles[first : first + TOGETHER], best)
             self.proven = self.proven or not self.rules.earlier
-            return self._best(all_bundles, best)
-        fits = Fits.of(self.objective, self.rules, known)
+            return best
+        fits = Fits.of(self.objective, self.rules, known, deadline)
+        if fits is None:
+            self.complete = False
+            return best
         bundles, finished = shortlist(fits, self.rules, known, deadline.within(deadline.left * 0.8))
         self.complete &= finished
         best = self._best([added for added in bundles if self.rules.hold(added)], best)

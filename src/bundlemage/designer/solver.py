@@ -375,7 +375,10 @@ class Fits:
     from_fixed: Floats  # [pool]: the sum of distances from the fixed items
 
     @classmethod
-    def of(cls, objective: Objective, rules: Rules, known: Sequence[Items]) -> Fits:
+    def of(
+        cls, objective: Objective, rules: Rules, known: Sequence[Items], deadline: Deadline
+    ) -> Fits | None:
+        """Returns the fits of the best items and of those in the bundles `known`; None if time runs out."""
         scores = objective.chances_after([rules.fixed])[0]
         chosen = np.array([item for added in known for item in rules.chosen(added)], np.int64)
         pools = (np.flatnonzero(rules.allowed), representatives(rules, scores))
@@ -385,6 +388,8 @@ class Fits:
         after = np.zeros((len(places), len(places)))
         for where, rows in objective.log_chances([(*rules.fixed, int(item)) for item in places]):
             after[where] = rows.cpu().numpy()[:, places]
+            if deadline.passed:
+                return None
         np.fill_diagonal(after, 0)
         apart: Floats = np.zeros_like(after)
         from_fixed = np.zeros(len(places))
