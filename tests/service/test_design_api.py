@@ -82,6 +82,9 @@ def test_a_design_keeps_its_budget_and_tags_and_is_that_of_the_recommender(
         assert (items[0]["id"], items[0]["score"], items[0]["why"]) == ("g0022", None, None)
         assert all(each["stock"] for each in sold[1:])
         assert owned.isdisjoint(item["id"] for item in items[1:])
+        assert [item["owned"] for item in items] == [item["id"] in owned for item in items]
+        assert [item["sold_out"] for item in items] == [each["stock"] == 0 for each in sold]
+        assert bundle["to_pay"] == bundle["price"]
         assert bundle["value"] == pytest.approx(sum(bundle["terms"].values()))
 
     expected = recommender.design(

@@ -201,7 +201,8 @@ class DesignRequest(Body):
     """Whether to add only items in stock. The default is yes if the catalogue has stock numbers."""
     not_owned: Flag | None = None
     """Whether to add only items that the user does not have. The default is yes, and no in a shop whose rule
-    for what users own is `show`."""
+    for what users own is `show`. With no, a bundle that the user owns wholly is designed only if nothing else
+    is possible, or if the rule is `show`."""
     discount: Discount = 0.0
     """Discount on the sum of the items' prices, as a fraction: 0.2 is 20% off."""
     matching: Weight = 8.0
