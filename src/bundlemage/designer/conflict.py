@@ -83,8 +83,8 @@ def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
     with suppress(OutOfTimeError):  # the changes computed so far are reported
         drops = islice(_smallest_drops(possible, conflict), MOST_TRIED)
         changes.extend(_change(possible, drop) for drop in drops)
-    if not changes:  # each check takes longer in a large shop, so this may take as long as the conflict
-        possible.deadline = deadline.within(max(MORE_SECONDS, took))
+    if not changes:  # each check takes longer in a large shop, and so did the conflict
+        possible.deadline = deadline.within(max(MORE_SECONDS, took / 2))
         changes.append(_change(possible, _some_drop(possible, conflict)))
     ordered = [change for _, change in sorted(changes, key=lambda each: each[0])][:MOST_CHANGES]
     raise ImpossibleDesignError([rules.rules[number] for number in sorted(conflict)], ordered, smallest)
