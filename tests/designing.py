@@ -479,7 +479,7 @@ def violations(
     if any(after > before + 1e-6 for before, after in pairwise(values)):
         wrong.append(f"the best is not first: {values}")
     for design in answer:
-        found = [*_rules_broken(goods, owned, asked, design), *_misstated(goods, asked, design, judge)]
+        found = [*_rules_broken(goods, owned, asked, design), *_misstated(goods, owned, asked, design, judge)]
         wrong += [f"bundle {design.rank}: {text}" for text in found]
     # What must be in every bundle cannot set them apart: what counts is what was free to choose.
     fixed = {*map(str, asked["must"]), *map(str, asked["start"])}
@@ -525,7 +525,9 @@ def _is_price(stated: float | None, exact: Decimal | None) -> bool:
     return abs(Decimal(repr(stated)) - exact) <= Decimal("0.005") and round(stated, 2) == stated
 
 
-def _misstated(goods: Goods, asked: Request, design: Any, judge: Judge) -> Iterator[str]:
+def _misstated(
+    goods: Goods, owned: frozenset[str], asked: Request, design: Any, judge: Judge
+) -> Iterator[str]:
     ids = [item.id for item in design.items]
     for stated, exact in (
         (design.list_price, list_price(goods, ids)),
@@ -533,9 +535,14 @@ def _misstated(goods: Goods, asked: Request, design: Any, judge: Judge) -> Itera
     ):
         if not _is_price(stated, exact):
             yield f"a price of {stated} where it is {exact}"
+    if design.to_pay != design.price:
+        yield f"{design.to_pay} to pay where the price is {design.price}"
     if design.discount != asked["discount"]:
         yield f"a discount of {design.discount}"
     for item in design.items:
+        facts = item.owned, item.sold_out
+        if facts != (item.id in owned, goods.stock[item.id] == 0):
+            yield f"{item.id} has (owned, sold_out) = {facts}"
         if (item.price, frozenset(item.tags)) != (goods.price[item.id], goods.tags[item.id]):
             yield f"{item.id} has price {item.price} and tags {item.tags}"
         if item.given != (item.score is None):

@@ -38,6 +38,9 @@ class ImpossibleMaker:
             "few items of every tag": self.few_of_every_tag,
             "items without a common tag": self.nothing_in_common,
             "a price that no bundle has": self.between_prices,
+            "a narrow price, many tags": self.narrow_price,
+            "a narrow price, one per tag": self.narrow_and_one_per,
+            "many tags, a low price": self.many_tags_cheap,
             "dearer than the dearest": self.too_dear,
             "a start that breaks rules": self.start,
             "hardly an item allowed": self.forbidden_shop,
@@ -99,7 +102,35 @@ class ImpossibleMaker:
     def between_prices(self) -> Request:
         # All prices end in .99, so those of up to 30 items end in .70 to .99.
         price = self.number(20, 60)
-        return {"size": (2, self.number(3, 30)), "budget": (price + 0.1, price + self.number(10, 60) / 100)}
+        limits = {"size": (2, self.number(3, 30)), "discount": 0.0}
+        return limits | {"budget": (price + 0.1, price + self.number(10, 60) / 100)}
+
+    def narrow_price(self) -> Request:
+        # Up to 60 items end in .40 to .99.
+        price = self.number(40, 200) + self.number(1, 30) / 100
+        least = self.number(10, 30)
+        tags = self.some(self.tags, self.number(30, 60))
+        at_most = {tag: self.number(0, 2) for tag in tags}
+        narrow = round(price, 2), round(price + 0.02, 2)
+        limits = {"size": (least, least + self.number(5, 30)), "discount": 0.0}
+        return limits | {"budget": narrow, "at most": at_most}
+
+    def narrow_and_one_per(self) -> Request:
+        price, least = self.number(40, 200) + 0.1, self.number(2, 12)
+        narrow = round(price, 2), round(price + 0.02, 2)
+        limits = {"size": (least, least + self.number(5, 20)), "discount": 0.0}
+        return limits | {"budget": narrow, "one_per": ["*"]}
+
+    def many_tags_cheap(self) -> Request:
+        tags = self.some(self.tags, 60)
+        count = self.number(3, 6)
+        # Every item has few tags, so there must be many items.
+        most = max(len(tags) for tags in self.goods.tags.values())
+        least = sum(self.prices[: -(-30 * count // most)])
+        rules: Request = {"at least": dict.fromkeys(tags[:30], count)}
+        rules |= {"at most": dict.fromkeys(tags[30:], 3)}
+        rules |= {"size": (10, 100), "discount": 0.0}
+        return rules | {"budget": (round(least * 0.97, 2), round(least * 0.99, 2))}
 
     def too_dear(self) -> Request:
         size = self.number(3, 10)

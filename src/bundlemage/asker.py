@@ -308,7 +308,8 @@ class Asker:
         sentences = self._sentences(request.language, request.to)
         histories, contents = self._encode([user])
         explainer = partial(Explainer, self.model, self.shop, user, histories, contents, sentences, progress)
-        question = (histories, contents, request, self.shop_settings, explainer, progress)
+        owned = self.shop.owned([user], histories, contents)
+        question = (histories, contents, owned, request, self.shop_settings, explainer, progress)
         designs = design(self.model, self.shop, *question, own_costs=own_costs)
         if not request.buyers:
             return designs
@@ -334,7 +335,9 @@ class Asker:
         request = _request(request, conditions)
         everyone = self._users_of(users)
         together = [everyone[place] for place in randomly_chosen(len(everyone), TOGETHER)]
-        question = (*self._encode(together), request, self.shop_settings, None, progress)
+        histories, contents = self._encode(together)
+        owned = self.shop.owned(together, histories, contents)
+        question = (histories, contents, owned, request, self.shop_settings, None, progress)
         designs = design(self.model, self.shop, *question)
         if not request.buyers:
             return designs

@@ -117,7 +117,7 @@ def test_what_is_given_stays_what_is_refused_goes_and_what_is_kept_is_in_all(vis
     expect(page.locator("#design-start")).to_have_text("The 1 item of the bundle will be in every proposal.")
     bundles = design(page)
     assert all(items[0] == "g0022" for items in bundles)
-    expect(proposals(page).first.locator(".badge")).to_have_text("given")
+    expect(proposals(page).first.locator(".badge").first).to_have_text("given")
     refused = bundles[0][1]
     with page.expect_request("**/v1/design") as sent:
         page.locator(f"[data-item={refused}]").first.get_by_text("Not this one").click()
@@ -137,6 +137,49 @@ def test_what_is_given_stays_what_is_refused_goes_and_what_is_kept_is_in_all(vis
     with page.expect_request("**/v1/design") as sent:
         design(page)
     assert asked(sent.value)["start"] == ["g0022"]
+
+
+def test_a_proposal_says_who_would_buy_it_and_what_the_user_owns_of_it(
+    visit: Visit, service: Service
+) -> None:
+    user = service.get("/v1/users/u0007")
+    mine = {item["id"] for each in (user, *user["bundles"]) for item in each["items"]}
+    sold_out = next(each for each in service.get("/v1/items?limit=500")["items"] if each["stock"] == 0)["id"]
+    page = visit.open(f"{DESIGNER}&item={min(mine)}&item={sold_out}")
+    with page.expect_response("**/v1/design") as answered:
+        design(page)
+    answer = answered.value.json()
+    for bundle, shown in zip(answer["bundles"], proposals(page).all(), strict=True):
+        expect(shown.locator(".buyers")).to_contain_text("buyers")
+        expect(shown.locator(".to-pay")).to_have_count(0)  # this shop asks for the whole price
+        for item, row in zip(bundle["items"], shown.locator(".proposed-item").all(), strict=True):
+            labels = ["given"] * item["given"] + ["owned"] * item["owned"] + ["sold out"] * item["sold_out"]
+            expect(row.locator(".badge")).to_have_text(labels)
+            assert item["owned"] == (item["id"] in mine)
+            assert item["sold_out"] == (item["id"] == sold_out)
+
+    # In a shop where users pay for what is missing; with forecasts that differ, or that are all the same.
+    same = False
+
+    def changed(route: Route) -> None:
+        told = route.fetch().json()
+        for number, bundle in enumerate(told["bundles"]):
+            expected = 240.4 if same else 12.34 + number
+            bundle |= {"to_pay": 12.5, "expected_buyers": expected, "low": 8 + number, "high": 900}
+        told["note"] = "Forecasts do not tell which sell better." if same else None
+        route.fulfill(json=told)
+
+    page.route("**/v1/design", changed)
+    design(page)
+    expect(page.locator(".proposal .to-pay")).to_have_text(["You pay 12.50"] * 3)
+    expect(page.locator(".proposal .buyers")).to_have_text(
+        [f"About {12 + number} buyers ({8 + number} to 900)." for number in range(3)]
+    )
+    expect(page.locator("#proposals-note")).not_to_contain_text("Forecasts do not tell")
+    same = True
+    design(page)
+    expect(page.locator("#proposals-note")).to_contain_text("Forecasts do not tell")
+    expect(page.locator(".proposal .buyers")).to_have_text(["About 240 buyers."] * 3)
 
 
 def test_an_impossible_request_says_what_conflicts_and_each_way_out_works(visit: Visit) -> None:

@@ -86,6 +86,7 @@ def test_designs_are_those_of_the_recommender(model: Recommender, folder: Path, 
     assert why is not None
     assert first["items"][-1]["why"]["words"] == why.words
     assert first["items"][0]["why"] is None
+    assert (first["to_pay"], first["items"][0]["owned"]) == (designed.to_pay, designed.items[0].owned)
 
     cards = flat(run(*arguments).stdout)
     assert f"1. {len(designed.items)} items" in cards
@@ -293,6 +294,18 @@ def test_a_card_says_what_the_percent_is(model: Recommender, folder: Path, user:
     best = model.recommend(History(), 1)[0]
     shown = flat(run("recommend", folder, "--history-items", "", "-k", 1).stdout)
     assert f"best seller, {best.score:.1%} of sales · {best.id}" in shown
+
+
+def test_a_card_says_what_is_owned_and_sold_out_and_what_the_user_pays(model: Recommender, user: str) -> None:
+    owned = sorted(model.shop.items_of(user))[:1]
+    design = model.design(user, n=1, start=owned, discount=0.2)[0]
+    assert design.items[0].owned
+    first = design.items[0].model_copy(update={"sold_out": True})
+    told = design.model_copy(update={"items": (first, *design.items[1:]), "to_pay": 7.0})
+    text = str(card(told, ShopSettings(currency="EUR")).renderable)
+    assert text.count("owned[/]") == text.count("sold out[/]") == 1
+    assert "the user pays €7.00" in text
+    assert "the user pays" not in str(card(design, ShopSettings()).renderable)
 
 
 def test_bundles_of_the_shop_are_not_written_as_new_ones(

@@ -82,6 +82,9 @@ def test_a_design_keeps_its_budget_and_tags_and_is_that_of_the_recommender(
         assert (items[0]["id"], items[0]["score"], items[0]["why"]) == ("g0022", None, None)
         assert all(each["stock"] for each in sold[1:])
         assert owned.isdisjoint(item["id"] for item in items[1:])
+        assert [item["owned"] for item in items] == [item["id"] in owned for item in items]
+        assert [item["sold_out"] for item in items] == [each["stock"] == 0 for each in sold]
+        assert bundle["to_pay"] == bundle["price"]
         assert bundle["value"] == pytest.approx(sum(bundle["terms"].values()))
 
     expected = recommender.design(
@@ -210,6 +213,14 @@ def test_a_conflict_of_many_wishes_says_whether_it_is_the_smallest(
         ({"size": {"least": 3}}, "size.most"),
         ({"size": {"least": 5, "most": 3}}, "the minimum must come first"),
         ({"budget": {"most": "40"}}, "budget.most"),
+        ({"budget": "40"}, "budget: should be an object, such as {"),
+        ({"size": 3}, "size: should be an object, such as {"),
+        ({"tags": ["Horror"]}, "tags: should be an object, such as {"),
+        ({"tags": {"at_most": 5}}, "at_most: should be an object, such as {"),
+        ({"size": None}, "size: should be an object, such as {"),
+        ({"costs": 5}, "costs: should be an object, such as {"),
+        ({"one_per": 5}, "one_per: should be a list, such as ["),
+        ({"must": "g0022"}, "must: should be a list, such as ["),
         ({"n": 21}, "n:"),
         ({"n": True}, "n:"),
         ({"discount": 1}, "discount"),

@@ -376,6 +376,7 @@ class TestExact:
                 judge.worth(request_, bundle).value
                 for bundle in every_bundle(goods, request_, 4)
                 if not broken(goods, owned, request_, rules, bundle)
+                and not owned.issuperset([*request_.get("start", ()), *bundle])
             ]
             answer = tiny.design(user, **request_, n=1, method="exact", reasons=False)
             assert answer[0].value == pytest.approx(max(values), abs=1e-5), (user, ids(answer[0]))
@@ -389,8 +390,8 @@ class TestExact:
             found = {
                 method: tiny.design(user, **request_, n=1, method=method, reasons=False) for method in METHODS
             }
-            assert found["exact"][0].value >= found["beam"][0].value - 1e-6
-            assert found["exact"][0].value >= found["greedy"][0].value - 1e-6
+            assert found["exact"][0].value >= found["beam"][0].value - 1e-5
+            assert found["exact"][0].value >= found["greedy"][0].value - 1e-5
             assert not found["beam"].proven
             assert not found["greedy"].proven
 
@@ -414,7 +415,9 @@ class TestExact:
         values = [
             judge.worth(request, bundle).value
             for bundle in every_bundle(goods, request, 3)
-            if not broken(goods, owned, request, rules, bundle) and len(set(bundle) & set(added(first))) <= 1
+            if not broken(goods, owned, request, rules, bundle)
+            and not owned.issuperset(bundle)
+            and len(set(bundle) & set(added(first))) <= 1
         ]
         assert second.value == pytest.approx(max(values), abs=1e-5)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,21 @@ from bundlemage import History, Recommender, Segment, SplitPlan
 from bundlemage.campaigns.sample import Sample, expected_buyers
 from bundlemage.data.dataset import row_of
 from bundlemage.errors import ConfigError, OutOfTimeError
+from bundlemage.live import EMPTY, Live
 from bundlemage.models.base import Completer, require
+from bundlemage.store.records import Bundle, CatalogueChange, Item, Owned
 from bundlemage.wire.design import DesignRequest, ImpossibleDesignError
 from bundlemage.wire.shop import ShopSettings
-from tests.designing import Judge, broken, goods_of, owned_by, rules_of, small_sample, tiny_recommender
+from tests.designing import (
+    Judge,
+    broken,
+    goods_of,
+    list_price,
+    owned_by,
+    rules_of,
+    small_sample,
+    tiny_recommender,
+)
 from tests.small_shop import QUICK, dataset_of, small_shop
 
 USERS = ("u0007", "u0100", "u0333")
@@ -112,6 +124,49 @@ class TestExisting:
                 assert answer.better_existing is None
         assert proposed
 
+    def test_it_keeps_the_budget_by_its_own_price(self, tiny: Recommender) -> None:
+        """The discount of the request is not one of the shop's bundles: they cost the sum of their items."""
+        model, goods, kept = copy(tiny), goods_of(tiny), 0
+        model.shop_settings = ShopSettings(owned="show")
+        for user, budget in product(model.dataset.users.ids, (8, 12, 16, 25)):
+            wishes: dict[str, Any] = {"size": (1, 4), "budget": budget, "discount": 0.4, "in_stock": False}
+            answer = model.design(user, **wishes, n=1, reasons=False, buyers=False, method="greedy")
+            if (better := answer.better_existing) is not None:
+                place = tiny.dataset.bundles.position(better.id)
+                items = [tiny.dataset.items[item] for item in row_of(tiny.dataset.bundle_item, place)]
+                assert better.price == float(list_price(goods, items) or 0)
+                assert better.price <= budget
+                kept += 1
+        assert kept
+
+    def test_bundles_with_items_newer_than_the_model_are_neither_better_nor_the_same(
+        self, tiny: Recommender
+    ) -> None:
+        data = tiny.dataset
+        assert data.catalogue is not None
+        items = [
+            Item(row["item_id"], price=1.0, tags=tuple(row["tags"]), stock=5)
+            for row in data.catalogue.items.to_pylist()
+        ]
+        inside = [[data.items[item] for item in row.indices] for row in data.bundle_item]
+        found = []
+        for more in ((), ("later",)):
+            bundles = [Bundle(name, (*row, *more)) for name, row in zip(data.bundles, inside, strict=True)]
+            change = CatalogueChange(1, [*items, Item("later", price=500.0, stock=5)], bundles)
+            live, named = Live(tiny, EMPTY.after(change)), set[str | None]()
+            for user in range(8):
+                owned = Owned(tuple(data.items[item] for item in data.user_item[user].indices))
+                for must in (inside[user], []):
+                    wishes: dict[str, Any] = {"must": must, "size": len(must)} if must else {"size": (1, 4)}
+                    wishes |= {"not_owned": False, "budget": 60, "matching": 100, "n": 1}
+                    answer = live.design(owned, reasons=False, buyers=False, method="greedy", **wishes)
+                    named.add(answer[0].same_as)
+                    named.add(None if answer.better_existing is None else "better")
+            found.append(named - {None})
+        assert "better" in found[0]
+        assert len(found[0]) > 2
+        assert not found[1]
+
     def named(self, tiny: Recommender, request_: dict[str, Any]) -> int:
         """How many users are told a better bundle. It is found once more by a plain loop over the bundles of
         the shop, none of which has a price of its own."""
@@ -144,6 +199,84 @@ class TestExisting:
                 assert better.expected_rank == score[best].rank
                 named += 1
         return named
+
+
+class TestWhatTheUserOwns:
+    @pytest.mark.parametrize(
+        "settings",
+        [{"owned": owned, "mostly_owned": share} for owned in ("demote", "hide") for share in (0.5, 1.0)]
+        + [{"owned": "show"}, {"stock": "hide"}, {"stock": "show"}],
+        ids=str,
+    )
+    def test_the_rank_is_that_of_a_recommendation(
+        self, sample: Recommender, settings: dict[str, Any]
+    ) -> None:
+        model = copy(sample)
+        model.shop_settings = ShopSettings(**settings)
+        ranks = []
+        for user in USERS:
+            owned = sorted(owned_by(model, user))
+            for wishes in (
+                {"not_owned": False, "size": 2, "in_stock": False},
+                {"size": (2, 5), "in_stock": False},
+                {"start": owned[:2], "size": (3, 4)},
+                {"start": owned[:3], "size": 4, "not_owned": False, "matching": 0},
+            ):
+                for design in model.design(user, n=2, reasons=False, buyers=False, **wishes):
+                    listed = model.recommend(user, 10_000, new_bundles={"design": design.ids})
+                    rank = next((each.rank for each in listed if each.id == "design"), None)
+                    assert design.expected_rank == rank, (user, wishes)
+                    ranks.append(rank)
+                    wholly = set(design.ids) <= set(owned)
+                    assert not wholly or settings.get("owned") == "show", (user, wishes)
+        assert any(ranks)
+
+    def test_what_is_owned_whole_is_proposed_only_if_nothing_else_is_possible(
+        self, sample: Recommender
+    ) -> None:
+        owned = sorted(owned_by(sample, "u0007"))
+        asked: dict[str, Any] = {"not_owned": False, "in_stock": False, "reasons": False, "buyers": False}
+        for wishes in ({"size": 3, "n": 20, "matching": 0}, {"size": (2, 3), "must": owned[:2], "n": 3}):
+            for method in ("beam", "greedy", "exact"):
+                for design in sample.design("u0007", **asked, **wishes, method=method, time_limit=2):
+                    assert not set(design.ids) <= set(owned)
+        (only,) = sample.design("u0007", **asked, must=owned[:3], size=3)
+        assert [item.owned for item in only.items] == [True] * 3
+        assert only.expected_rank is None
+        assert only.to_pay == only.price
+
+    @pytest.mark.parametrize("pays", ["whole", "missing", "discount"])
+    @pytest.mark.parametrize("discount", [0.0, 0.25])
+    def test_items_and_price_are_those_of_a_recommendation(
+        self, sample: Recommender, pays: str, discount: float
+    ) -> None:
+        model = copy(sample)
+        model.shop_settings = ShopSettings(pays=pays)  # type: ignore[arg-type]
+        goods, less = goods_of(model), 0
+        for user in USERS:
+            owned = sorted(owned_by(model, user))
+            start = owned[:2]
+            for design in model.design(user, n=2, start=start, discount=discount, in_stock=False):
+                (shown,) = (
+                    each
+                    for each in model.recommend(user, 10_000, new_bundles={"design": design.ids})
+                    if each.id == "design"
+                )
+                assert {item.id for item in design.items if item.owned} == set(shown.owned)
+                assert {item.id for item in design.items if item.sold_out} == set(shown.sold_out)
+                assert design.price is not None
+                assert design.to_pay is not None
+                missing = [item for item in design.ids if item not in owned]
+                share = float(list_price(goods, missing) or 0) / float(list_price(goods, design.ids) or 1)
+                expected = design.price * (1 if pays == "whole" else share)
+                assert design.to_pay == pytest.approx(expected, abs=0.011)
+                less += design.to_pay < design.price
+        assert bool(less) == (pays != "whole")
+
+    def test_of_several_users_each_owns_something_else(self, sample: Recommender) -> None:
+        for design in sample.design_many(USERS, n=2, buyers=False):
+            assert [item.owned for item in design.items] == [None] * len(design.items)
+            assert design.to_pay == design.price
 
 
 class TestBuyers:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 
 from bundlemage import History, Recommender
+from bundlemage.core.answering import rows_at_a_time
 from bundlemage.core.shop import Shop
 from bundlemage.data.dataset import Catalogue
 from bundlemage.designer.conflict import SECONDS
 from bundlemage.designer.design import REASONS
 from bundlemage.errors import MissingExtraError, UnknownIdError
+from bundlemage.models.base import Completer, Histories, require
 from bundlemage.wire.design import ImpossibleDesignError, Method
 from bundlemage.wire.requests import MOST_ITEMS
 from tests.counted_clock import TICK, CountedClock
@@ -69,6 +73,31 @@ def test_many_sizes_keep_the_limit(model: Recommender, counted_clock: CountedClo
     answer = model.design(USER, size=(1, 100), n=20, method=method, time_limit=0.5, reasons=False)
     assert not answer.complete
     assert answer.seconds < 0.7  # once the limit has passed, hardly any reading follows
+
+
+@pytest.mark.parametrize("wishes", [{}, {"few": 14}], ids=["by pairs", "all bundles"])
+def test_several_users_keep_the_limit_of_the_exact_search(
+    model: Recommender, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, int]
+) -> None:
+    """The work is counted: once the limit has passed, at most one batch more is scored than by the beam."""
+    completer, scored = require(model.model, Completer), dict.fromkeys(METHODS, 0)
+    score, method = completer.item_scores, METHODS[0]
+
+    def counted(histories: Histories, *rest: Any) -> Any:
+        scored[method] += len(histories)
+        return score(histories, *rest)
+
+    monkeypatch.setattr(completer, "item_scores", counted)
+    users, items = model.dataset.users.ids[:100], model.dataset.items.ids
+    request: dict[str, Any] = {"size": (2, 3), "n": 1, "time_limit": 0, "buyers": False}
+    if "few" in wishes:  # few enough to list all bundles
+        request |= {"forbid": items[wishes["few"] :], "not_owned": False, "in_stock": False}
+    for method in ("beam", "exact"):
+        answer = model.design_many(users, **request, method=method)
+        assert len(answer) == 1
+        assert not answer.complete
+    at_once = rows_at_a_time(len(items), torch.device("cpu"))
+    assert scored["exact"] <= scored["beam"] + at_once + 100
 
 
 def test_exact_is_not_below_the_others_when_time_is_short(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from bundlemage import Recommender
 from bundlemage.designer import conflict, solver
+from bundlemage.errors import OutOfTimeError
 from bundlemage.wire.design import ImpossibleDesignError
 from tests.designing import Request, goods_of, owned_by, rules_of, small_sample, wrongly_refused
 from tests.impossible import USER, ImpossibleMaker
@@ -35,7 +37,7 @@ def judge_many(model: Recommender, count: int, seed: int) -> None:
 
 
 def test_the_conflict_is_true_and_no_rule_in_it_can_be_left_out(model: Recommender) -> None:
-    judge_many(model, 16, seed=1)
+    judge_many(model, 19, seed=1)
 
 
 @pytest.mark.slow
@@ -80,6 +82,57 @@ def test_refusals_that_only_the_linear_relaxation_decides_come_at_once(model: Re
         error = refused(model, request | free)
         assert not wrongly_refused(goods, frozenset(), request | free, error)
         assert all(len(change.steps) <= 2 for change in error.changes)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"size": (30, 60), "budget": (100.01, 100.03), "at_most": 30},
+        {"size": (30, 60), "budget": (100.01, 100.03), "at_most": 40},
+        {"size": (8, 20), "budget": (50.10, 50.12), "one_per": "*"},
+    ],
+    ids=str,
+)
+def test_a_price_that_no_number_of_items_has_is_seen_without_search(
+    model: Recommender, monkeypatch: pytest.MonkeyPatch, request_: Request
+) -> None:
+    """Prices end in .99. Before, the solver tried tens of thousands of combinations."""
+    tags, branches, solve = sorted(model.shop.item_shelf.tagged), list[int](), solver.solve
+
+    def counted(solver: Any, *args: Any) -> Any:
+        status = solve(solver, *args)
+        branches.append(solver.num_branches)
+        return status
+
+    monkeypatch.setattr(conflict, "solve", counted)
+    request = dict(request_, not_owned=False, in_stock=False)
+    request["tags"] = {"at most": {tag: n % 3 for n, tag in enumerate(tags[: request.pop("at_most", 0)])}}
+    error = refused(model, request)
+    assert {rule.kind for rule in error.conflict} >= {"budget_min", "budget_max"}
+    assert not wrongly_refused(goods_of(model), frozenset(), request, error)
+    assert max(branches) < 5_000
+
+
+def test_a_check_that_takes_long_is_left_for_another_order(
+    model: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the rules were hard to check unless all limits of size and price are among them."""
+    checked, check, gave_up = conflict.Possible._solve, conflict.Possible, list[int]()
+
+    def hard(self: conflict.Possible, kinds: Any, active: frozenset[int], *more: Any, **named: Any) -> Any:
+        totals = {rule for each in (self.rules.size, *self.rules.sums) for rule in each.rules}
+        if math.isfinite(self.check_seconds) and 0 < len(active & totals) < 4 and len(active) > 4:
+            gave_up.append(len(active))
+            raise OutOfTimeError("too long")
+        return checked(self, kinds, active, *more, **named)
+
+    monkeypatch.setattr(check, "_solve", hard)
+    tags = dict.fromkeys(sorted(model.shop.item_shelf.tagged)[:20], 2)
+    request: Request = {"size": (3, 4), "budget": (20.10, 20.40), "tags": {"at most": tags}}
+    request |= {"not_owned": False, "in_stock": False}
+    error = refused(model, request)
+    assert gave_up
+    assert not wrongly_refused(goods_of(model), frozenset(), request, error)
 
 
 def test_what_is_too_much_in_one_way_only_needs_few_steps(model: Recommender) -> None:

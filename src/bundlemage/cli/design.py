@@ -352,6 +352,7 @@ def _card(design: Design, shop: ShopSettings, users: str) -> Panel:
     for item in design.items:
         note = "[dim]in the bundle already[/]" if item.given else f"[cyan]{item.score:.1%}[/]"
         name = show.name(item.title, item.id) + show.amount(item.price, shop)
+        name += " [yellow]owned[/]" * bool(item.owned) + " [red]sold out[/]" * item.sold_out
         lines.append(f"{'◦' if item.given else '•'} {name}  {note}")
         if item.why is not None and item.why.words:
             lines.append(f"  [dim]{show.plain(item.why.words)}[/]")
@@ -365,6 +366,8 @@ def _card(design: Design, shop: ShopSettings, users: str) -> Panel:
     elif any(item.price is not None for item in design.items):
         unknown = next(item for item in design.items if item.price is None)
         last.append(f"the price is not known, because {show.name(unknown.title, unknown.id)} has none")
+    if design.to_pay is not None and design.to_pay != design.price:
+        last.append(f"[yellow]the user pays {show.money(design.to_pay, shop)}[/]")
     if design.expected_rank is not None:
         last.append(f"rank {design.expected_rank:,} among all bundles for this user")
     if design.expected_buyers is not None:

@@ -15,6 +15,7 @@ contain a rule of each conflict.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ SECONDS = 3.0
 """Minimum time, in seconds, for finding out whether a bundle is possible; then for finding a conflict."""
 MORE_SECONDS = 0.3
 """Maximum time, in seconds, for the search for the smallest conflict; then for the smallest changes."""
+CHECK_SECONDS = 0.2
+"""Maximum time, in seconds, for one check of some rules, before the rules are tried in another order."""
 SHUFFLES = 5
 """Irreducible conflicts that are found in a random order of the rules. The smallest of them is kept."""
 MOST_TRIED = 12
@@ -65,9 +68,8 @@ def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
     if possible.kept(frozenset()) is None:
         raise ConfigError("there is nothing to add: the bundle already has every item that the shop sells")
     searching = possible.deadline = deadline.within(max(SECONDS, deadline.left))
-    # The size comes last, because it has a default: other rules say more about what is wrong.
     try:
-        conflict = possible.conflict(sorted(possible.everything, key=lambda rule: rule in rules.size.rules))
+        conflict = _some_conflict(possible)
     except OutOfTimeError:
         raise OutOfTimeError(
             "no bundle is possible, but the search for the rules that conflict did not finish in time: give "
@@ -81,11 +83,30 @@ def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
     with suppress(OutOfTimeError):  # the changes computed so far are reported
         drops = islice(_smallest_drops(possible, conflict), MOST_TRIED)
         changes.extend(_change(possible, drop) for drop in drops)
-    if not changes:  # each check takes longer in a large shop, so this may take as long as the conflict
-        possible.deadline = deadline.within(max(MORE_SECONDS, took))
+    if not changes:  # each check takes longer in a large shop, and so did the conflict
+        possible.deadline = deadline.within(max(MORE_SECONDS, took / 2))
         changes.append(_change(possible, _some_drop(possible, conflict)))
     ordered = [change for _, change in sorted(changes, key=lambda each: each[0])][:MOST_CHANGES]
     raise ImpossibleDesignError([rules.rules[number] for number in sorted(conflict)], ordered, smallest)
+
+
+def _some_conflict(possible: Possible) -> frozenset[int]:
+    """Returns an irreducible conflict.
+
+    A check of some rules may take long, although a check of more or fewer rules takes no time. So the rules
+    are first tried in several orders, and an order is given up at a check that takes long.
+    """
+    rules = possible.rules
+    totals = [rule for each in (rules.size, *rules.sums) for rule in each.rules]
+    # The size comes last, because it has a default: other rules say more about what is wrong.
+    usual = sorted(possible.everything, key=lambda rule: rule in rules.size.rules)
+    totals_first = sorted(possible.everything, key=lambda rule: rule not in totals)
+    possible.check_seconds = CHECK_SECONDS
+    for order in (usual, totals_first, totals_first[::-1]):
+        with suppress(OutOfTimeError):
+            return possible.conflict(order)
+    possible.check_seconds = math.inf
+    return possible.conflict(usual)
 
 
 def _smallest_conflict(possible: Possible, known: frozenset[int]) -> tuple[frozenset[int], bool]:
@@ -290,6 +311,8 @@ class Possible:
 
     def __init__(self, rules: Rules, deadline: Deadline) -> None:
         self.rules, self.deadline = rules, deadline
+        self.check_seconds = math.inf
+        """Maximum time of one check, in seconds."""
         self.everything = frozenset(range(len(rules.rules)))
         self._bundles: list[_Bundle] = []
         self._conflicts: list[frozenset[int]] = []
@@ -463,7 +486,7 @@ class Possible:
 
     def _solver(self) -> cp_model.CpSolver:
         """A solver for many small problems. Most are decided by their linear relaxation alone."""
-        solver = new_solver(0, self.deadline.left)
+        solver = new_solver(0, min(self.check_seconds, self.deadline.left))
         solver.parameters.linearization_level = 2
         solver.parameters.cp_model_probing_level = 0
         solver.parameters.max_presolve_iterations = 1

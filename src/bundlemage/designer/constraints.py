@@ -193,7 +193,17 @@ class Rules:
             named = ", ".join(map(repr, request.forbid[:3])) + (", …" if len(request.forbid) > 3 else "")
             rule = self._rule("forbid", None, f"no forbidden item ({named})")
             self.bans[rule] = self.mask(shelf.ids.positions(shelf.ids.known(request.forbid)))
+        self.not_owned = settings.owned != "show" if request.not_owned is None else request.not_owned
+        """Whether only items are added that the user does not have."""
+        self.owned = frozenset(owned.tolist())
+        """The items of the user."""
         groups = list(self._groups(shelf))
+        self._asked = len(groups)
+        """The number of groups that the request limits. Another one may follow."""
+        if not self.not_owned and settings.owned != "show" and self.owned.issuperset(self.start):
+            # Of each bundle the user lacks an item. This is not a rule of the request.
+            lacked = np.setdiff1d(np.arange(self.items), owned)
+            groups.append((Limit((None, None), 1, NO_LIMIT), lacked))
         self.groups = [limit for limit, _ in groups]
         """Limits of the number of items that are in a group, such as those with a tag."""
         self.membership = Lists.of([members for _, members in groups])
@@ -202,8 +212,6 @@ class Rules:
         if shelf.stock_known if request.in_stock is None else request.in_stock:
             rule = self._rule("in_stock", None, "only items in stock")
             self.bans[rule] = ~shelf.in_stock & ~self.mask(self.start)
-        self.not_owned = settings.owned != "show" if request.not_owned is None else request.not_owned
-        """Whether only items are added that the user does not have."""
         if self.not_owned and len(owned):
             rule = self._rule("not_owned", None, "only items that the user does not have")
             self.bans[rule] = self.mask(owned) & ~self.mask(self.start)
@@ -288,6 +296,11 @@ class Rules:
                 raise ConfigError(f"'one_per' is {name!r}, but no tag of an item begins with {prefix!r}")
             yield from ((Limit((None, rule), 0, 1), _tagged(shelf, tag)) for tag in matching)
 
+    def allow_wholly_owned(self) -> None:
+        """Allows bundles of which the user has all items. By default they are not designed, but this is not a
+        rule of the request: if it allows no other bundles, it is not refused."""
+        self.least[self._asked :] = 0
+
     # ── Checking ─────────────────────────────────────────────────────────────────────────────────
 
     def counts(self, items: Sequence[int]) -> Integers:
@@ -308,8 +321,8 @@ class Rules:
         )
 
     def satisfied(self, added: Items, price: float | None = None) -> bool:
-        """Whether a bundle satisfies every rule. `price` is its own price, if that does not follow from its
-        items."""
+        """Whether a bundle satisfies every rule. `price` is given for a bundle of the shop, because its price
+        does not follow from the request. It is nan if unknown."""
         items, chosen = self.start + added, self.chosen(added)
         if not added or len(set(items)) < len(items):
             return False

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bundlemage.core.filters import Mask
-from bundlemage.core.ownership import full_price, owned_items
+from bundlemage.core.ownership import known, to_pay
 from bundlemage.core.shop import Shop
-from bundlemage.data.dataset import row_of
 from bundlemage.designer.conflict import refuse_impossible
 from bundlemage.designer.constraints import (
     NO_LIMIT,
@@ -42,6 +41,8 @@ EXISTING = 16
 """The number of bundles of the shop that are compared with the designed ones: the likeliest for the user."""
 LOOKED_AT = 4
 """How many of the best bundles of each greedy or beam search are fully evaluated, not only estimated."""
+TOGETHER = 200
+"""The number of bundles that the exact search evaluates together, before it looks at the clock."""
 AROUND = 60
 """The number of neighbours of the best bundle that the exact search evaluates in each round."""
 WIDTH = 8
@@ -55,6 +56,7 @@ def design(
     shop: Shop,
     histories: Histories,
     contents: Ragged,
+    owned: Ragged,
     request: DesignRequest,
     settings: ShopSettings,
     explainer: Callable[[], Explainer] | None,
@@ -63,7 +65,7 @@ def design(
     own_costs: bool = True,
 ) -> Designs:
     """Designs bundles for one user, or for several users together: the rows of `histories`. `contents` has
-    the items of each bundle.
+    the items of each bundle, and `owned` the items that each user has (see `Shop.owned`).
 
     For several users, no user's items are excluded: users who have items of a bundle do not count for it.
     `explainer` is called if the request asks for reasons. `own_costs`: whether a request for margin that
@@ -73,11 +75,10 @@ def design(
     found: list[Worth] = []
     tick = None if progress is in_silence else lambda: progress("bundles", len(found), request.n)
     deadline = Deadline(request.time_limit, tick)
-    owned = np.zeros(0, np.int64)
-    if len(histories) == 1:
-        owned = owned_items(histories, contents, len(shop.dataset.items)).values.cpu().numpy()
-    rules = Rules(request, settings, shop.item_shelf, shop.trade.items_gone, owned)
-    objective = Objective(model, histories, contents, shop, rules, tick, own_costs=own_costs)
+    has = owned.values.cpu().numpy() if len(histories) == 1 else np.zeros(0, np.int64)
+    has = has[has < len(shop.dataset.items)]  # items that are newer than the model are never added
+    rules = Rules(request, settings, shop.item_shelf, shop.trade.items_gone, has)
+    objective = Objective(model, histories, contents, owned, shop, rules, tick, own_costs=own_costs)
     search = _Search(objective, rules, deadline, found)
     worths = search.bundles()
     complete = search.complete
@@ -89,7 +90,7 @@ def design(
     taking = objective.taking
     ranks = taking.ranks([rules.start + worth.added for worth in worths])
     bundles = tuple(
-        _named(rank, worth, reasons, rules, shop, expected_rank)
+        _named(rank, worth, reasons, rules, shop, objective, expected_rank)
         for rank, (worth, reasons, expected_rank) in enumerate(zip(worths, why, ranks, strict=True), start=1)
     )
     return Designs(
@@ -154,6 +155,9 @@ class _Search:
         try:
             scores = self.objective.chances_after([self.rules.fixed])[0]
             some = any_bundle(self.rules, scores, self.deadline)
+            if some is None and not self.rules.earlier:
+                self.rules.allow_wholly_owned()
+                some = any_bundle(self.rules, scores, self.deadline)
         except OutOfTimeError:
             if not self.rules.earlier:
                 raise
@@ -166,9 +170,17 @@ class _Search:
         time."""
         all_bundles = every_bundle(self.rules, deadline)
         if all_bundles is not None:
+            for first in range(0, len(all_bundles), TOGETHER):
+                if deadline.passed:
+                    self.complete = False
+                    return best
+                best = self._best(all_bundles[first : first + TOGETHER], best)
             self.proven = self.proven or not self.rules.earlier
-            return self._best(all_bundles, best)
-        fits = Fits.of(self.objective, self.rules, known)
+            return best
+        fits = Fits.of(self.objective, self.rules, known, deadline)
+        if fits is None:
+            self.complete = False
+            return best
         bundles, finished = shortlist(fits, self.rules, known, deadline.within(deadline.left * 0.8))
         self.complete &= finished
         best = self._best([added for added in bundles if self.rules.hold(added)], best)
@@ -189,21 +201,24 @@ def _better_existing(
     chosen = {frozenset(worth.added) for worth in proposed}
     in_stock = any(rules.rules[number].kind == "in_stock" for number in rules.bans)
     places, logs = objective.taking.existing(in_stock)
-    contents, shelf = shop.dataset.bundle_item, shop.bundle_shelf
-    # First all bundles at once by what is quick to check, then one by one.
-    barred = (~rules.allowed).astype(np.int64)
+    shelf, prices = shop.bundle_shelf, shop.full_prices(rules.settings.decimals)
+    inside, ends = _contents(shop, objective)
+    # First all bundles at once by what is quick to check, then one by one. Items that are newer than the
+    # model have the highest positions, and are in no design.
+    barred = np.ones(max(rules.items, int(inside.max(initial=0)) + 1), np.int64)
+    barred[: rules.items] = ~rules.allowed
     barred[list(rules.fixed)] = 0
-    before = np.concatenate([[0], np.cumsum(barred[contents.indices])])
-    sizes = np.diff(contents.indptr)
-    fits = before[contents.indptr[1:]] == before[contents.indptr[:-1]]
+    before = np.concatenate([[0], np.cumsum(barred[inside])])
+    sizes = np.diff(ends)
+    fits = before[ends[1:]] == before[ends[:-1]]
     fits &= (sizes >= rules.size.least) & (sizes <= rules.size.most)
     found: list[tuple[int, float, Items]] = []
     for place, log in zip(places[fits[places]].tolist(), logs[fits[places]].tolist(), strict=True):
-        inside = row_of(contents, place).tolist()
-        added = tuple(item for item in inside if item not in rules.start)
-        if frozenset(added) in chosen or not set(rules.start) <= set(inside):
+        items = inside[ends[place] : ends[place + 1]].tolist()
+        added = tuple(item for item in items if item not in rules.start)
+        if frozenset(added) in chosen or not set(rules.start) <= set(items):
             continue
-        if rules.satisfied(added, shelf.facts(place).price):
+        if rules.satisfied(added, float(prices[place])):
             found.append((place, log, added))
             if len(found) == EXISTING:
                 break
@@ -213,17 +228,21 @@ def _better_existing(
     (place, _, added), worth = max(zip(found, worths, strict=True), key=lambda each: each[1].value)
     if worth.value <= proposed[0].value + 1e-9:
         return None
-    facts = shelf.facts(place)
-    own, discount = shop.bundle_facts(np.array([place]))
-    whole = shop.item_facts(np.array(rules.start + added))[0].sum(keepdims=True)
-    price = float(full_price(own, whole, discount, rules.settings.decimals)[0])
     return BetterExisting(
         id=shop.dataset.bundles[place],
-        title=facts.title,
-        price=None if math.isnan(price) else price,
+        title=shelf.title(place),
+        price=known(float(prices[place])),
         value=worth.value,
         expected_rank=objective.taking.rank_of_existing(place),
     )
+
+
+def _contents(shop: Shop, objective: Objective) -> tuple[Integers, Integers]:
+    """Returns the items of the shop's bundles, one bundle after the other, and where each begins and ends.
+    Items that are newer than the model are included."""
+    contents = shop.goods(objective.contents).contents
+    ends: Integers = contents.offsets.cpu().numpy()[: len(shop.dataset.bundles) + 1]
+    return contents.values.cpu().numpy()[: ends[-1]], ends
 
 
 def _named(
@@ -232,9 +251,13 @@ def _named(
     why: Sequence[Explanation | None],
     rules: Rules,
     shop: Shop,
+    objective: Objective,
     expected_rank: int | None,
 ) -> Design:
-    shelf, names = shop.item_shelf, shop.items().ids
+    shelf, names = shop.item_shelf, shop.dataset.items
+    places = rules.start + worth.added
+    # Of several users, each owns something else.
+    owned = [item in rules.owned if objective.taking.one_user else None for item in places]
     reasons = dict(zip(worth.added, why, strict=True))
     scores = {item: math.exp(log) for item, log in zip(worth.added, worth.logs, strict=True)}
     items = tuple(
@@ -244,19 +267,23 @@ def _named(
             given=item not in scores,
             score=scores.get(item),
             why=reasons.get(item),
+            owned=is_owned,
+            sold_out=bool(shelf.sold_out[item]),
         )
-        for item in rules.start + worth.added
+        for item, is_owned in zip(places, owned, strict=True)
     )
     prices, discount = [item.price for item in items], rules.request.discount
+    price = price_of(prices, discount, rules.settings)
     # The bundle of the shop that has these items and no other.
-    contents, inside = shop.dataset.bundle_item, rules.start + worth.added
-    before = np.concatenate([[0], np.cumsum(np.isin(contents.indices, inside))])
-    sizes, shared = np.diff(contents.indptr), np.diff(before[contents.indptr])
-    same = np.flatnonzero((sizes == len(inside)) & (shared == len(inside)) & ~shop.trade.bundles_gone)
+    inside, ends = _contents(shop, objective)
+    before = np.concatenate([[0], np.cumsum(np.isin(inside, places))])
+    sizes, shared = np.diff(ends), np.diff(before[ends])
+    same = np.flatnonzero((sizes == len(places)) & (shared == len(places)) & ~shop.trade.bundles_gone)
     return Design(
         rank=rank,
         items=items,
-        price=price_of(prices, discount, rules.settings),
+        price=price,
+        to_pay=_to_pay(items, price, rules),
         list_price=list_price_of(prices, rules.settings),
         discount=discount,
         score=math.exp(worth.likelihood),
@@ -270,6 +297,25 @@ def _named(
         same_as=shop.dataset.bundles[int(same[0])] if len(same) else None,
         expected_rank=expected_rank,
     )
+
+
+def _to_pay(items: Sequence[DesignedItem], price: float | None, rules: Rules) -> float | None:
+    """Returns what the user pays for a bundle with this price (see `ShopSettings.pays`); None if unknown."""
+    each = np.array([np.nan if item.price is None else item.price for item in items])
+    owned, discount = np.array([bool(item.owned) for item in items]), rules.request.discount
+    price_of_all, whole, rest, off, has, lacks = np.array(
+        [
+            [np.nan if price is None else price],
+            [each.sum()],
+            [each[~owned].sum()],
+            [discount or np.nan],
+            [owned.sum()],
+            [(~owned).sum()],
+        ]
+    )
+    decimals = rules.settings.decimals
+    pay = to_pay(rules.settings.pays, price_of_all, whole, rest, off, has, lacks, decimals)
+    return known(float(pay[0]))
 
 
 # ── Greedy and beam search ───────────────────────────────────────────────────────────────────────

@@ -67,17 +67,18 @@ class Objective:
         model: Model,
         histories: Histories,
         contents: Ragged,
+        owned: Ragged,
         shop: Shop,
         rules: Rules,
         tick: Callable[[], None] | None = None,
         *,
         own_costs: bool = True,
     ) -> None:
-        """`tick` is called before each batch of bundles is scored. It may raise an error to stop the work.
-        `own_costs` is as in `design`."""
+        """`owned` and `own_costs` are as in `design`. `tick` is called before each batch of bundles is
+        scored. It may raise an error to stop the work."""
         request, shelf = rules.request, shop.item_shelf
         self.model, self.contents, self.start = require(model, Completer), contents, rules.start
-        self.taking = Taking(model, histories, contents, shop, rules.settings, rules.not_owned, tick)
+        self.taking = Taking(model, histories, contents, owned, shop, rules.settings, rules.not_owned, tick)
         self._histories, self._tick, self._rules = histories, tick, rules
         self._matching = request.matching if self.taking.able else 0.0
         self._weight = request.diversity

@@ -152,6 +152,8 @@ class BundleModel:
         new = values or {}
 
         def bounds(limit: Limit) -> tuple[int, int]:
+            if limit.rules == (None, None):  # not a rule of the request
+                return (limit.least, limit.most) if active is None else (0, NO_LIMIT)
             lower, upper = (rule if rule in active_rules else None for rule in limit.rules)
             return (
                 0 if lower is None else new.get(lower, limit.least),
@@ -163,6 +165,7 @@ class BundleModel:
         self._limit(self.total(rules.size), *sizes)
         for each in rules.sums:
             self._limit(self.total(each), *bounds(each))
+            self._limit_sizes(each, most, *bounds(each))
             self._limit_alike(each, most > 0, *bounds(each))
         group_of_entry = np.repeat(np.arange(len(rules.groups)), np.diff(self._members.edges))
         reach = self._so_far + np.bincount(group_of_entry, most[self._members.values], len(rules.groups))
@@ -198,6 +201,31 @@ class BundleModel:
     def _limit(self, total: Any, least: int, most: int) -> None:
         if least > 0 or most < NO_LIMIT:
             self.model.add_linear_constraint(total, least, most)
+
+    def _limit_sizes(self, each: Sum, counts: Integers, least: int, most: int) -> None:
+        """Adds how many items a bundle can have, if the limits of a sum allow only some numbers: because of
+        the cheapest and the most expensive items, or because all weights are alike, as in `_limit_alike`. For
+        example, up to 60 prices ending in .99 never add up to 100.02. `counts` are the numbers of items of
+        each kind. The solver sees this only after long search.
+        """
+        if least <= 0 and most >= NO_LIMIT:
+            return
+        used = counts > 0
+        weights = np.sort(np.repeat(each.weights[self.kinds[used]], np.minimum(counts[used], MOST_ITEMS)))
+        there, added = each.of(self.inside), np.arange(min(len(weights), MOST_ITEMS) + 1)
+        lowest, highest = (
+            there + np.concatenate([[0], np.cumsum(ordered)])[added] for ordered in (weights, weights[::-1])
+        )
+        lowest, highest = np.maximum(lowest, least), np.minimum(highest, most)
+        possible = lowest <= highest
+        step = int(np.gcd.reduce(weights - weights[0])) if len(weights) else 0
+        if step > 1:
+            base = there + int(weights[0]) * added
+            possible &= base + (highest - base) // step * step >= lowest
+        if not possible.all():
+            number = self.weighted(np.ones(len(self.kinds), np.int64))
+            domain = cp().Domain.from_values(added[possible].tolist())
+            self.model.add_linear_expression_in_domain(number, domain)
 
     def _limit_alike(self, each: Sum, used: npt.NDArray[np.bool_], least: int, most: int) -> None:
         """Adds what follows from the limits of a sum if all weights are alike, such as prices ending in .99.
@@ -347,7 +375,10 @@ class Fits:
     from_fixed: Floats  # [pool]: the sum of distances from the fixed items
 
     @classmethod
-    def of(cls, objective: Objective, rules: Rules, known: Sequence[Items]) -> Fits:
+    def of(
+        cls, objective: Objective, rules: Rules, known: Sequence[Items], deadline: Deadline
+    ) -> Fits | None:
+        """Returns the fits of the best items and of those in the bundles `known`; None if time runs out."""
         scores = objective.chances_after([rules.fixed])[0]
         chosen = np.array([item for added in known for item in rules.chosen(added)], np.int64)
         pools = (np.flatnonzero(rules.allowed), representatives(rules, scores))
@@ -357,6 +388,8 @@ class Fits:
         after = np.zeros((len(places), len(places)))
         for where, rows in objective.log_chances([(*rules.fixed, int(item)) for item in places]):
             after[where] = rows.cpu().numpy()[:, places]
+            if deadline.passed:
+                return None
         np.fill_diagonal(after, 0)
         apart: Floats = np.zeros_like(after)
         from_fixed = np.zeros(len(places))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bundlemage.core.answering import SCORES_AT_A_TIME
 from bundlemage.core.filters import Filter
-from bundlemage.core.ownership import owned_items
+from bundlemage.core.ownership import Demoted, Goods
 from bundlemage.core.shop import Candidates, Shop
 from bundlemage.designer.constraints import Floats, Integers, Items
 from bundlemage.models.base import Histories, Matcher, Model, can, require
@@ -32,15 +32,17 @@ class Taking:
         model: Model,
         histories: Histories,
         contents: Ragged,
+        owned: Ragged,
         shop: Shop,
         settings: ShopSettings,
         not_owned: bool,
         tick: Callable[[], None] | None = None,
     ) -> None:
-        """If there are several users, `not_owned` says whether those who have any item of a bundle do not
-        count. Otherwise only those who have all its items do not count, and nobody is left out in a shop
-        with `owned=show`."""
+        """`owned` has the items of each user (see `Shop.owned`). If there are several users, `not_owned` says
+        whether those who have any item of a bundle do not count. Otherwise only those who have all its items
+        do not count, and nobody is left out in a shop with `owned=show`."""
         self.model, self.histories, self.contents, self.shop = model, histories, contents, shop
+        self.owned, self.one_user = owned, len(histories) == 1
         self.able = can(model, Matcher)
         """Whether the model scores bundles. If not, all methods raise `UnsupportedError`."""
         self._settings, self._not_owned, self._tick = settings, not_owned, tick
@@ -60,11 +62,12 @@ class Taking:
 
     @cached_property
     def _owned(self) -> Tensor:
-        """1 for each item that a user has, alone or in a bundle."""  # [items, users]
+        """1 for each item that a user has. Items that are newer than the model are left out."""
         owned = torch.zeros(len(self.histories), len(self.shop.dataset.items), device=self.contents.device)
-        has = owned_items(self.histories, self.contents, owned.shape[1])
-        owned[has.row_of_entry(), has.values] = 1
-        return owned.T.contiguous()
+        rows, items = self.owned.row_of_entry(), self.owned.values
+        known = items < owned.shape[1]
+        owned[rows[known], items[known]] = 1
+        return owned.T.contiguous()  # [items, users]
 
     def logs(self, bundles: Sequence[Items]) -> Floats:
         """Returns the log-probability of each bundle, given by the positions of its items."""  # [bundles]
@@ -115,61 +118,75 @@ class Taking:
     def _is_ranked(self) -> bool:
         """Whether ranks are known: for one user with a history, if the model does not rank by sales alone."""
         has_history = len(self.histories.items.values) + len(self.histories.bundles.values) > 0
-        one = len(self.histories) == 1 and has_history
-        return one and self.able and not require(self.model, Matcher).ranks_by_sales
+        return self.one_user and has_history and self.able and not require(self.model, Matcher).ranks_by_sales
 
     @cached_property
     def _candidates(self) -> Candidates:
         return self.shop.bundles(stock=self._settings.stock)
 
-    def _rank(self, score: Tensor, *, last: bool = False) -> Tensor:
-        """Returns the rank of each score among the bundles of the shop. `last`: it is that of a bundle which
-        is ranked after all that are in stock."""
+    def _rank(self, scores: Tensor, last: Tensor) -> Tensor:
+        """Returns the rank of each score among the bundles of the shop. `last` marks those of bundles that
+        rank after all that are in stock."""
         available = self._candidates.available
         first = self._rivals if available is None else self._rivals + available
-        if not last:
-            return 1 + (first > score[:, None]).sum(1)
         others = self._rivals.masked_fill(torch.isfinite(first), -torch.inf)
-        return 1 + torch.isfinite(first).sum() + (others > score[:, None]).sum(1)
+        in_stock = 1 + (first > scores[:, None]).sum(1)
+        return torch.where(
+            last, 1 + torch.isfinite(first).sum() + (others > scores[:, None]).sum(1), in_stock
+        )
 
     @cached_property
     def _rivals(self) -> Tensor:
         """The scores by which the bundles of the shop are ranked, under its rule for owned bundles; -∞ for
         those that are not recommended."""
-        rules = self._settings
         with torch.inference_mode():
             scores = self._scores[0] + self._candidates.hidden
-            if rules.owned == "show":
+            demoted = self._demoted(self.shop.goods(self.contents))
+            if demoted is None:
                 return scores  # [bundles]
-            goods = self.shop.goods(self.contents)
-            owned = goods.owned(self.histories, goods.contents)
-            demoted = goods.demoted(owned, rules.owned, rules.mostly_owned)
-            assert demoted is not None
             known = demoted.bundles < len(scores)  # the others are only in the history
             scores[demoted.bundles[known]] += demoted.shares[known].log()
             has = self.histories.bundles.values
             scores[has[has < len(scores)]] = -torch.inf
             return scores
 
+    def _demoted(self, goods: Goods) -> Demoted | None:
+        """Returns what the shop's rule says about these bundles, for what the user owns."""
+        return goods.demoted(self.owned, self._settings.owned, self._settings.mostly_owned)
+
     def ranks(self, bundles: Sequence[Items]) -> list[int | None]:
         """Returns the rank of each new bundle in a recommendation of the shop's bundles and itself.
 
-        A bundle is ranked as if its items were in stock. None if the rank is not known."""
+        None if the rank is not known, or if the bundle would not be recommended, because of what the user
+        owns or because it is sold out."""
         if not self._is_ranked:
             return [None for _ in bundles]
+        shelf, stock = self.shop.item_shelf, self._settings.stock
+        sold_out = torch.tensor([bool(shelf.sold_out[list(items)].any()) for items in bundles])
         with torch.inference_mode():
             new = Ragged.from_lists(bundles, self.contents.device)
-            scores = require(self.model, Matcher).score_new_bundles(self.histories, self.contents, new)[0]
-            ranks: list[int | None] = self._rank(scores).tolist()
-        return ranks
+            scores = require(self.model, Matcher).score_new_bundles(self.histories, self.contents, new)
+            scores, sold_out = scores[0].clone(), sold_out.to(scores.device)
+            demoted = self._demoted(Goods(new, self.shop.goods(self.contents).items))
+            if demoted is not None:
+                scores[demoted.bundles] += demoted.shares.log()
+            shown = torch.isfinite(scores) & ~(sold_out & (stock == "hide"))
+            ranks = self._rank(scores, sold_out & (stock == "last"))
+        return [
+            rank if is_shown else None for rank, is_shown in zip(ranks.tolist(), shown.tolist(), strict=True)
+        ]
 
     def rank_of_existing(self, place: int) -> int | None:
         """Returns the rank of a bundle of the shop; None if it is not known."""
         if not self._is_ranked:
             return None
-        available = self._candidates.available
-        last = available is not None and not torch.isfinite(available[place])
-        return int(self._rank(self._rivals[[place]], last=last))
+        available, score = self._candidates.available, self._rivals[[place]]
+        is_last = (
+            torch.zeros_like(score, dtype=torch.bool)
+            if available is None
+            else ~torch.isfinite(available[[place]])
+        )
+        return int(self._rank(score, is_last))
 
     def existing(self, in_stock: bool) -> tuple[Integers, Floats]:
         """Returns the bundles of the shop that users may get, the likeliest first, and their
@@ -179,7 +196,7 @@ class Taking:
             means = self._mean(logs, self.contents.rows(torch.arange(logs.shape[1], device=logs.device)))
         hidden = self.shop.bundles(Filter(in_stock=True) if in_stock else None).hidden.cpu().numpy()
         shown = hidden == 0
-        if len(self.histories) == 1:
+        if self.one_user:
             shown &= np.isfinite(self._rivals.cpu().numpy())
         order = np.argsort(-means, kind="stable")
         order = order[shown[order]]

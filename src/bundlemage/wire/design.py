@@ -47,15 +47,23 @@ _PART = 100
 Method = Literal["beam", "greedy", "exact"]
 
 
-def _short_form(convert: Callable[[Any], Any]) -> BeforeValidator:
+def _short_form(convert: Callable[[Any], Any], example: str, *, optional: bool = False) -> BeforeValidator:
     """Returns a validator that lets Python code write a value in a short form.
 
-    The API accepts only the long form, which its OpenAPI document describes. `convert` turns a short form
-    into the long form, and raises `ValueError` if a value has neither form.
+    The API accepts only the long form, which its OpenAPI document describes: a list or an object as in
+    `example`. `convert` turns a short form into the long form, and raises `ValueError` if a value has neither
+    form. `optional`: None is allowed, too.
     """
+    is_list = example.startswith("[")
 
     def before(value: Any, info: ValidationInfo) -> Any:
-        return convert(value) if info.context == PYTHON else value
+        if info.context == PYTHON:
+            return convert(value)
+        if value is None and optional:
+            return None
+        if not isinstance(value, list | tuple if is_list else Mapping | Body):
+            raise ValueError(f"should be {'a list' if is_list else 'an object'}, such as {example}")  # noqa: TRY004
+        return value
 
     return BeforeValidator(before)
 
@@ -114,21 +122,23 @@ def _in_parts(entries: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 _InParts = WrapValidator(_in_parts)
 _Unique = AfterValidator(lambda names: tuple(dict.fromkeys(names)))
-Ids = Annotated[tuple[BodyId, ...], FailFast(), _short_form(_list_of), _Unique]
+Ids = Annotated[tuple[BodyId, ...], FailFast(), _short_form(_list_of, '["g0022"]'), _Unique]
 TagName = Annotated[str, Field(min_length=1, max_length=500)]
 TagNames = Annotated[
     tuple[TagName, ...],
     FailFast(),
-    _short_form(lambda value: [value] if isinstance(value, str) else _list_of(value)),
+    _short_form(lambda value: [value] if isinstance(value, str) else _list_of(value), '["brand:*"]'),
     _Unique,
 ]
 Counts = Annotated[
     dict[TagName, Annotated[int, Field(ge=0, le=MOST_ITEMS), Number]],
     _InParts,
     Field(max_length=_MOST_TAGS),
-    _short_form(_dict_of),
+    _short_form(_dict_of, '{"Horror": 1}'),
 ]
-Costs = Annotated[dict[Id, BodyPrice], _InParts, Field(max_length=_MOST_IDS), _short_form(_dict_of)]
+Costs = Annotated[
+    dict[Id, BodyPrice], _InParts, Field(max_length=_MOST_IDS), _short_form(_dict_of, '{"g0022": 4.5}')
+]
 ItemCount = Annotated[int, Field(ge=1, le=MOST_ITEMS), Number]
 Weight = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False), Number]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), Number]
@@ -171,15 +181,19 @@ class DesignRequest(Body):
 
     start: Ids = Field(default=(), max_length=MOST_ITEMS)
     """Items that are already in the bundle. Its size, price and tags include them."""
-    size: Annotated[SizeRange, _short_form(lambda size: _range_of(size, size))] = SizeRange(least=3, most=5)
+    size: Annotated[SizeRange, _short_form(lambda size: _range_of(size, size), '{"least": 3, "most": 5}')] = (
+        SizeRange(least=3, most=5)
+    )
     """Total number of items in a bundle."""
-    budget: Annotated[PriceRange | None, _short_form(lambda most: _range_of(most, None))] = None
+    budget: Annotated[
+        PriceRange | None, _short_form(lambda most: _range_of(most, None), '{"most": 40}', optional=True)
+    ] = None
     """Price of a bundle after the discount. With a budget, items without a price are not used."""
     must: Ids = Field(default=(), max_length=MOST_ITEMS)
     """Items that every bundle must contain."""
     forbid: Ids = Field(default=(), max_length=_MOST_IDS)
     """Items that no bundle may contain. Unknown ids are ignored."""
-    tags: Annotated[TagCounts, _short_form(_tag_counts_of)] = TagCounts()
+    tags: Annotated[TagCounts, _short_form(_tag_counts_of, '{"at_least": {"Horror": 1}}')] = TagCounts()
     """Minimum and maximum number of items with a tag."""
     one_per: TagNames = Field(default=(), max_length=_MOST_TAGS)
     """Tags that at most one item of a bundle may have. "brand:*" means all tags that begin with "brand:"."""
@@ -187,7 +201,8 @@ class DesignRequest(Body):
     """Whether to add only items in stock. The default is yes if the catalogue has stock numbers."""
     not_owned: Flag | None = None
     """Whether to add only items that the user does not have. The default is yes, and no in a shop whose rule
-    for what users own is `show`."""
+    for what users own is `show`. With no, a bundle that the user owns wholly is designed only if nothing else
+    is possible, or if the rule is `show`."""
     discount: Discount = 0.0
     """Discount on the sum of the items' prices, as a fraction: 0.2 is 20% off."""
     matching: Weight = 8.0

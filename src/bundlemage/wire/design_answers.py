@@ -110,6 +110,11 @@ class DesignedItem(EntryOut):
     """The probability of the item when it was added; null if it was given."""
     why: Explanation | None = None
     """Null if the item was given, or if the request did not ask for reasons."""
+    owned: bool | None
+    """Whether the user owns the item, bought alone or inside a bundle. Null: the bundle is for several
+    users."""
+    sold_out: bool
+    """Whether its stock is known and 0."""
 
 
 class Terms(Out):
@@ -129,6 +134,9 @@ class Design(Out):
     """First the given items, then the added items, the most likely first."""
     price: float | None
     """The price after the discount; null if the price of an item is unknown."""
+    to_pay: float | None
+    """What the user pays, who may own some of the items: the shop's settings say how. Null if a needed price
+    is unknown. For several users it is the price."""
     list_price: float | None
     discount: float
     score: float
@@ -139,9 +147,9 @@ class Design(Out):
     same_as: str | None
     """A bundle of the shop that has exactly these items."""
     expected_rank: int | None = None
-    """The rank of the bundle for the user, among itself and all bundles of the shop that the user does not
-    have. Null: the user has no history, the bundle is for several users, or the model ranks by sales alone or
-    only completes bundles."""
+    """The rank that the bundle would have in the user's recommendations if the shop had it. Null: it would
+    not be recommended, because of what the user owns or because it is sold out; the user has no history; the
+    bundle is for several users; or the model ranks by sales alone or only completes bundles."""
     expected_buyers: float | None = None
     """How many users would ever buy the bundle: all users of the shop, or those it was designed for. It is
     estimated from at most 2,000 of them. Null: not asked for, or 'note' says why it is not known."""

@@ -88,7 +88,7 @@ export function designer({ shopData, draft, onTake }) {
     announce("Looking for bundles.");
     try {
       const answer = await withProgress(byId("design-work"), randomKey(), (id) =>
-        asking.run((signal) => api.design({ ...request, to: "shop", details: true }, signal, id)),
+        asking.run((signal) => api.design({ ...request, to: "shop", details: true, buyers: true }, signal, id)),
       );
       if (number !== latest) return;
       waiting(false); // before the proposals are shown: removing the note later would shift the page
@@ -121,7 +121,7 @@ export function designer({ shopData, draft, onTake }) {
       },
       onTake: take,
     });
-    const words = foundWords(answer, request);
+    const words = [foundWords(answer, request), answer.note].filter(Boolean).join(" ");
     byId("proposals-note").textContent = words;
     byId("better-existing").replaceChildren(...[betterExisting(answer, request.user_id)].filter(Boolean));
     announce(words);

@@ -92,6 +92,9 @@ export function percent(share) {
 export const figure = (value, digits = 3) =>
   value === 0 ? "0" : Number(value.toPrecision(digits)).toString();
 
+/** An expected number of buyers, rounded. */
+export const about = (number) => (number >= 100 ? count(Math.round(number)) : figure(number, 2));
+
 export function listed(words) {
   if (words.length < 2) return words.join("");
   return `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;

@@ -2,11 +2,11 @@
 
 import { api, Newest } from "./api.js";
 import {
+  about,
   busy,
   byId,
   count,
   download,
-  figure,
   h,
   percent,
   plural,
@@ -18,8 +18,6 @@ import { price } from "./money.js";
 import { withProgress } from "./progress.js";
 
 const FEW = 5; // the number of users and similar bundles that are listed
-
-const about = (number) => (number >= 100 ? count(Math.round(number)) : figure(number, 2));
 
 function audience(forecast) {
   const everyone = plural(forecast.of, "user");

@@ -2,7 +2,7 @@
 
 import { priceLine, scoreBar } from "./cards.js";
 import { cover } from "./cover.js";
-import { count, figure, freshId, h, listed, percent, plural, titleOf } from "./dom.js";
+import { about, count, figure, freshId, h, listed, percent, plural, titleOf } from "./dom.js";
 import { commonTags } from "./draft.js";
 import { priceBeside } from "./money.js";
 import { whyBox } from "./why.js";
@@ -33,6 +33,18 @@ function terms({ value, terms: parts }) {
   return h("p", { class: "fine" }, `Value ${signed(value)}: ${listed(words)}.`);
 }
 
+/**
+ * A sentence about the expected buyers; null if they are not known. If they are the same for all bundles, the
+ * interval says nothing about this one.
+ */
+function buyers({ expected_buyers: expected, low, high }, all) {
+  if (typeof expected !== "number") return null;
+  const alike = all.length > 1 && all.every((other) => other.expected_buyers === expected);
+  const number = about(expected);
+  const noun = number === "1" ? "buyer" : "buyers";
+  return `About ${number} ${noun}${alike ? "" : ` (${count(low)} to ${count(high)})`}.`;
+}
+
 function row(item, bundle, { keeps, onKeep, onForbid }) {
   const link = (text, label, work) =>
     h(
@@ -49,7 +61,14 @@ function row(item, bundle, { keeps, onKeep, onForbid }) {
       h(
         "span",
         { class: "line-title" },
-        h("span", {}, titleOf(item), item.given ? h("span", { class: "badge" }, "given") : null),
+        h(
+          "span",
+          {},
+          titleOf(item),
+          [item.given && "given", item.owned && "owned", item.sold_out && "sold out"]
+            .filter(Boolean)
+            .map((label) => h("span", { class: "badge" }, label)),
+        ),
         item.given ? null : h("span", { class: "fine" }, `${percent(item.score)} of the score of all items`),
       ),
       priceBeside(item, bundle.items),
@@ -73,7 +92,9 @@ function card(bundle, all, highest, options) {
   const heading = freshId("proposal");
   const name = listed(added(bundle).slice(0, 2).map(titleOf));
   const differs = difference(bundle, all);
-  const from = { ...bundle, discount: bundle.discount || null };
+  const expected = buyers(bundle, all);
+  const owned = bundle.items.filter((item) => item.owned);
+  const from = { ...bundle, discount: bundle.discount || null, owned };
   return h(
     "li",
     { class: "card proposal", data: { rank: bundle.rank } },
@@ -96,6 +117,7 @@ function card(bundle, all, highest, options) {
         bundle.expected_rank
           ? h("p", { class: "fine" }, `Rank ${count(bundle.expected_rank)} among all bundles for this user.`)
           : null,
+        expected ? h("p", { class: "fine buyers" }, expected) : null,
         differs ? h("p", { class: "contents" }, differs) : null,
         h(
           "ul",
