@@ -302,10 +302,10 @@ def test_a_card_says_what_is_owned_and_sold_out_and_what_the_user_pays(model: Re
     assert design.items[0].owned
     first = design.items[0].model_copy(update={"sold_out": True})
     told = design.model_copy(update={"items": (first, *design.items[1:]), "to_pay": 7.0})
-    text = str(card(told, ShopSettings(currency="EUR")).renderable)
+    text = str(card(told, ShopSettings(currency="EUR"), "800 users").renderable)
     assert text.count("owned[/]") == text.count("sold out[/]") == 1
     assert "the user pays €7.00" in text
-    assert "the user pays" not in str(card(design, ShopSettings()).renderable)
+    assert "the user pays" not in str(card(design, ShopSettings(), "800 users").renderable)
 
 
 def test_bundles_of_the_shop_are_not_written_as_new_ones(
