@@ -10,7 +10,7 @@ import pytest
 from bundlemage import Recommender
 from bundlemage.designer import conflict, solver
 from bundlemage.errors import OutOfTimeError
-from bundlemage.wire.design import ImpossibleDesignError
+from bundlemage.wire.design import Change, ImpossibleDesignError
 from tests.designing import Request, goods_of, owned_by, rules_of, small_sample, wrongly_refused
 from tests.impossible import USER, ImpossibleMaker
 
@@ -111,6 +111,28 @@ def test_a_price_that_no_number_of_items_has_is_seen_without_search(
     assert {rule.kind for rule in error.conflict} >= {"budget_min", "budget_max"}
     assert not wrongly_refused(goods_of(model), frozenset(), request, error)
     assert max(branches) < 5_000
+
+
+def test_a_conflict_of_many_rules_needs_few_checks(
+    model: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linear programming leaves hardly a rule too many, so each needs one check."""
+    tags, calls, solve = sorted(model.shop.item_shelf.tagged), list[object](), solver.solve
+
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return solve(*args)
+
+    request: Request = {"size": (10, 60), "budget": (300.5, 300.6), "not_owned": False, "in_stock": False}
+    at_most = dict.fromkeys(tags[30:60], 3)
+    request["tags"] = {"at least": dict.fromkeys(tags[:30], 5), "at most": at_most}
+    monkeypatch.setattr(conflict, "MORE_SECONDS", 0)
+    monkeypatch.setattr(conflict, "solve", counted)
+    monkeypatch.setattr(conflict, "_change", lambda *_: (0.0, Change((), "")))
+    monkeypatch.setattr(conflict, "_some_drop", lambda *_: frozenset())
+    error = refused(model, request)
+    assert len(error.conflict) > 10
+    assert len(calls) < 1.5 * len(error.conflict) + 5
 
 
 def test_a_check_that_takes_long_is_left_for_another_order(

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bundlemage.designer.constraints import Deadline, Integers, Rules
+from bundlemage.designer.relaxation import Relaxation
 from bundlemage.designer.solver import BundleModel, cp, new_solver, signatures, solve
 from bundlemage.errors import ConfigError, OutOfTimeError
 from bundlemage.wire.design import Change, ImpossibleDesignError, Step
@@ -93,8 +94,9 @@ def refuse_impossible(rules: Rules, deadline: Deadline) -> None:
 def _some_conflict(possible: Possible) -> frozenset[int]:
     """Returns an irreducible conflict.
 
-    A check of some rules may take long, although a check of more or fewer rules takes no time. So the rules
-    are first tried in several orders, and an order is given up at a check that takes long.
+    Linear programming often finds it at once, or one with few rules too many. If not, the rules are tried in
+    several orders. A check of some rules may take long, although a check of more or fewer rules takes no
+    time. So an order is given up at a check that takes long.
     """
     rules = possible.rules
     totals = [rule for each in (rules.size, *rules.sums) for rule in each.rules]
@@ -102,11 +104,29 @@ def _some_conflict(possible: Possible) -> frozenset[int]:
     usual = sorted(possible.everything, key=lambda rule: rule in rules.size.rules)
     totals_first = sorted(possible.everything, key=lambda rule: rule not in totals)
     possible.check_seconds = CHECK_SECONDS
+    with suppress(OutOfTimeError):
+        if (found := _relaxed_conflict(possible, usual[::-1])) is not None:
+            return found
     for order in (usual, totals_first, totals_first[::-1]):
         with suppress(OutOfTimeError):
             return possible.conflict(order)
     possible.check_seconds = math.inf
     return possible.conflict(usual)
+
+
+def _relaxed_conflict(possible: Possible, order: Sequence[int]) -> frozenset[int] | None:
+    """Returns an irreducible conflict that linear programming finds, or None. Rules that come first in
+    `order` are left out first."""
+    if possible.easier is not None:
+        return None  # there are too many kinds of items
+    kinds = possible.all
+    found = Relaxation(possible.rules, kinds.items, kinds.counts).irreducible(order)
+    if found is None or possible.kept(found) is not None:
+        return None
+    for rule in order:
+        if rule in found and possible.kept(found - {rule}) is None:
+            found -= {rule}
+    return found
 
 
 def _smallest_conflict(possible: Possible, known: frozenset[int]) -> tuple[frozenset[int], bool]:
