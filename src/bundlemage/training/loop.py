@@ -31,7 +31,7 @@ from bundlemage.training.history import EpochRecord, Forwarder, Observer, show
 from bundlemage.training.steps import Rows, Stepper
 from bundlemage.training.validation import Validation, ValidationCases
 
-MAY_DIFFER_ON_RESUME = frozenset({"epochs", "patience", "device"})
+MAY_DIFFER_ON_RESUME = frozenset({"epochs", "patience", "device", "content"})
 """Settings that may be changed when a run is resumed: they do not change the result of an epoch."""
 
 WORK_PER_WRITING = 19
