@@ -12,10 +12,11 @@ from dataclasses import fields, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from sqlalchemy import Connection, Row, Select, Table, delete, insert, select, update
 
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Vocabulary, empty_catalogue
-from bundlemage.errors import ExistsError, StoreError, UnknownThingsError
+from bundlemage.errors import ExistsError, StoreError, UnknownThingsError, UnstorableError
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.assemble import read_frames
 from bundlemage.store.connections import StorePart
@@ -30,7 +31,17 @@ from bundlemage.store.models import (
     user_bundle,
     user_item,
 )
-from bundlemage.store.records import Bundle, CatalogueChange, Item, State, check_ids, check_thing, is_id
+from bundlemage.store.records import (
+    Bundle,
+    CatalogueChange,
+    Item,
+    State,
+    check_ids,
+    check_thing,
+    is_id,
+    numbers_of,
+    vector_of,
+)
 
 Kind = Literal["item", "bundle"]
 _TABLES: dict[Kind, Table] = {"item": items, "bundle": bundles}
@@ -127,6 +138,7 @@ class CatalogueStore(StorePart):
             for index in indexes:  # creating them at the end is faster than updating them for each row
                 index.drop(connection)
             tables = _tables(dataset, version)
+            connection.execute(update(clock).values(vector_length=_vector_length(dataset)))
             total, done = sum(size for _, _, size, _ in tables), 0
             for table, columns, _, rows in tables:
                 for count in insert_many(connection, table, columns, rows):
@@ -151,6 +163,26 @@ class CatalogueStore(StorePart):
                 bundles=_described(connection, bundles, BUNDLE_SCHEMA),
                 name="store",
             ).dataset
+
+
+def _check_vector(connection: Connection, item: Item) -> None:
+    """Raise `UnstorableError` if an item's vector is not as long as those of the others. The row of the
+    `clock` table must be locked."""
+    if item.vector is None:
+        return
+    length, given = connection.scalar(select(clock.c.vector_length)), len(item.vector) // 4
+    if length == given:
+        return
+    # The length is that of vectors which may be gone by now.
+    others = select(items.c.vector).where(items.c.vector.is_not(None), items.c.id != item.id).limit(1)
+    other = None if length is None else connection.scalar(others)
+    if other is not None:
+        raise UnstorableError(
+            f"the vector of item {item.id!r} has {given:,} numbers, but those of other items have "
+            f"{len(other) // 4:,}. Give all items vectors of one length; to change the length, first "
+            "remove the vectors of all items"
+        )
+    connection.execute(update(clock).values(vector_length=given))
 
 
 def next_version(connection: Connection) -> int:
@@ -181,6 +213,8 @@ def _put(connection: Connection, thing: Item | Bundle, only_new: bool = False) -
         check_known(connection, "bundle", [thing.sells_like] if thing.sells_like is not None else [])
     table = _TABLES[kind]
     values["version"] = next_version(connection)
+    if isinstance(thing, Item):
+        _check_vector(connection, thing)
     changed = connection.execute(update(table).where(table.c.id == thing.id).values(values)).rowcount
     if changed and only_new:
         raise ExistsError(kind, thing.id)  # the error rolls the change back
@@ -224,14 +258,34 @@ def _tables(dataset: BundleDataset, version: int) -> list[_Rows]:
     ]
 
 
+def _vector_length(dataset: BundleDataset) -> int | None:
+    """Returns the length of the items' vectors; None if there are none."""
+    if dataset.catalogue is None:
+        return None
+    vectors = dataset.catalogue.items["vector"]
+    lengths = pc.list_value_length(vectors).combine_chunks()
+    known = lengths.drop_null().unique().to_pylist()
+    if len(known) > 1:
+        different = lengths.index(known[1]).as_py()
+        raise UnstorableError(
+            f"the vector of item {dataset.items[different]!r} has {known[1]:,} numbers, but that of another "
+            f"item has {known[0]:,}. Give all items vectors of one length"
+        )
+    return known[0] if known else None
+
+
 def _details(schema: pa.Schema) -> list[str]:
     return ["id", *schema.names[1:]]
 
 
 def _things(table: Table, rows: pa.Table, version: int) -> _Rows:
-    columns = [rows[name].to_pylist() for name in rows.column_names]
+    columns = [rows[name].to_pylist() if name != "vector" else [] for name in rows.column_names]
     tags = rows.column_names.index("tags")
     columns[tags] = [json.dumps(names or []) for names in columns[tags]]
+    if "vector" in rows.column_names:
+        columns[rows.column_names.index("vector")] = [
+            vector_of(numbers.values.to_numpy()) if numbers.is_valid else None for numbers in rows["vector"]
+        ]
     stamped = ((*row, False, version) for row in zip(*columns, strict=True))
     return table, [*_details(rows.schema), "withdrawn", "version"], len(rows), stamped
 
@@ -265,5 +319,8 @@ def _arrow(connection: Connection, query: Select[Any]) -> pa.Table:
 def _described(connection: Connection, table: Table, schema: pa.Schema) -> pa.Table:
     columns = [table.c[name] for name in _details(schema)]
     rows = connection.execute(select(*columns)).all()
-    values = zip(*rows, strict=True) if rows else [()] * len(columns)
-    return pa.table([pa.array(list(c), f.type) for c, f in zip(values, schema, strict=True)], schema=schema)
+    values = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in columns]
+    if "vector" in schema.names:
+        place = schema.names.index("vector")
+        values[place] = [None if vector is None else numbers_of(vector) for vector in values[place]]
+    return pa.table([pa.array(c, f.type) for c, f in zip(values, schema, strict=True)], schema=schema)

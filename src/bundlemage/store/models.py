@@ -85,8 +85,10 @@ clock = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),  # one row, with the id 1
     Column("catalogue", BigInteger, nullable=False),
     Column("model", name_type(), ForeignKey("models.version")),
+    Column("vector_length", Integer),
 )
-"""The catalogue's version, and the model selected for serving. Changes of the catalogue lock this row."""
+"""The catalogue's version, the model selected for serving, and the length of the items' vectors (null: none
+had one yet). Changes of the catalogue lock this row."""
 
 items = Table(
     "items",
@@ -100,6 +102,8 @@ items = Table(
     Column("version", BigInteger, nullable=False, index=True),
     Column("cost", sa.Double),
     Column("image_url", Text),
+    Column("description", Text),
+    Column("vector", sa.LargeBinary),  # float32 numbers, little-endian
 )
 
 bundles = Table(
@@ -129,15 +133,20 @@ bundle_item = Table(
 
 def _history_table(thing: str) -> Table:
     """A table of users' items or bundles. Without row ids, SQLite stores the rows of a user together."""
-    return Table(
+    table = Table(
         f"user_{thing}",
         metadata,
         Column("user_id", name_type(), primary_key=True),
         Column(f"{thing}_id", name_type(), ForeignKey(f"{thing}s.id"), primary_key=True, index=True),
         Column("at", Moment),  # null for imported datasets
         Column("request_id", Text),
+        Column("weight", sa.Double),  # null is 1; below 1 it is no purchase; below 0 the user rejected it
+        Column("event", Text),  # the type of event, such as view, if the shop gave one
         sqlite_with_rowid=False,
     )
+    weak = sa.text("weight < 1")
+    sa.Index(f"ix_user_{thing}_weak", table.c[f"{thing}_id"], sqlite_where=weak, postgresql_where=weak)
+    return table
 
 
 user_item, user_bundle = _history_table("item"), _history_table("bundle")

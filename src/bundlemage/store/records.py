@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from bundlemage.core.history import History
 from bundlemage.errors import UnstorableError
 from bundlemage.wire.images import fault_of_image
@@ -31,6 +34,9 @@ class Item:
     cost: float | None = None
     """What the shop pays for it. It is confidential."""
     image_url: str | None = None
+    description: str | None = None
+    vector: bytes | None = None
+    """Numbers that describe it to a model: float32, little-endian. All items' vectors have one length."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,16 @@ class Key:
     revoked_at: datetime | None = None
 
 
+def vector_of(numbers: Iterable[float]) -> bytes:
+    """Returns a vector in the form of `Item.vector`."""
+    return np.fromiter(numbers, "<f4").tobytes()
+
+
+def numbers_of(vector: bytes) -> npt.NDArray[np.float32]:
+    """Returns the numbers of an `Item.vector`."""
+    return np.frombuffer(vector, "<f4")
+
+
 # ── Checks ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -190,7 +206,10 @@ def check_thing(thing: Item | Bundle) -> None:
     kind = "item" if isinstance(thing, Item) else "bundle"
     named = f"{kind} {thing.id!r}"
     check_ids(kind, [thing.id])
-    for name, text in (("title", thing.title or ""), *(("tags", tag) for tag in thing.tags)):
+    texts = [("title", thing.title or ""), *(("tags", tag) for tag in thing.tags)]
+    if isinstance(thing, Item):
+        texts.append(("description", thing.description or ""))
+    for name, text in texts:
         if any(letter == "\0" or unicodedata.category(letter) == "Cs" for letter in text):
             raise UnstorableError(f"{named} has {name!r} {text[:60]!r}, which is not text. Write it in UTF-8")
     _check_number(f"the price of {named}", thing.price)
@@ -200,6 +219,8 @@ def check_thing(thing: Item | Bundle) -> None:
     if isinstance(thing, Item):
         _check_number(f"the stock of {named}", thing.stock, LARGEST_STOCK)
         _check_number(f"the cost of {named}", thing.cost)
+        if thing.vector is not None and not (thing.vector and np.isfinite(numbers_of(thing.vector)).all()):
+            raise UnstorableError(f"the vector of {named} is empty or has a number that is not finite")
         return
     check_ids("item", thing.items)
     _check_number(f"the discount of {named}", thing.discount, 1)
