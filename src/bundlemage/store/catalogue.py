@@ -9,13 +9,24 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import repeat
 from typing import Any, Final, Literal, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import sqlalchemy as sa
 from sqlalchemy import Connection, Row, Select, Table, delete, insert, select, update
 
-from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Vocabulary, empty_catalogue
+from bundlemage.data.dataset import (
+    BUNDLE_SCHEMA,
+    ITEM_SCHEMA,
+    BundleDataset,
+    Vocabulary,
+    empty_catalogue,
+    row_of,
+)
+from bundlemage.data.events import UNDATED, Events
 from bundlemage.errors import ExistsError, StoreError, UnknownThingsError, UnstorableError
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.assemble import read_frames
@@ -56,6 +67,8 @@ _ITEM = select(*(items.c[field.name] for field in fields(Item)))
 _BUNDLE = select(*(bundles.c[field.name] for field in fields(Bundle) if field.name != "items"))
 _QUERIES: dict[Kind, Select[Any]] = {"item": _ITEM, "bundle": _BUNDLE}
 _READ_AT_ONCE: Final = 100_000
+_WORTH: Final = {"taken": 1.0, "rejected": -1.0}
+"""The types of events in `_events`."""
 _Rows: TypeAlias = tuple[Table, Sequence[str], int, Iterable[tuple[Any, ...]]]
 """A table, the names of its columns, the number of rows, and the rows."""
 
@@ -156,12 +169,13 @@ class CatalogueStore(StorePart):
         """
         with self._database.snapshot(long=True) as connection:
             return read_frames(
-                user_item=_arrow(connection, select(user_item.c.user_id, user_item.c.item_id)),
-                user_bundle=_arrow(connection, select(user_bundle.c.user_id, user_bundle.c.bundle_id)),
+                user_item=_events(connection, user_item),
+                user_bundle=_events(connection, user_bundle),
                 bundle_item=_arrow(connection, select(bundle_item.c.bundle_id, bundle_item.c.item_id)),
                 items=_described(connection, items, ITEM_SCHEMA),
                 bundles=_described(connection, bundles, BUNDLE_SCHEMA),
                 name="store",
+                events=_WORTH,
             ).dataset
 
 
@@ -253,8 +267,8 @@ def _tables(dataset: BundleDataset, version: int) -> list[_Rows]:
         _things(items, of_items, version),
         _things(bundles, of_bundles, version),
         (bundle_item, bundle_item.c.keys(), dataset.bundle_item.nnz, contents),
-        _pairs(user_item, dataset.user_item, users, dataset.items),
-        _pairs(user_bundle, dataset.user_bundle, users, dataset.bundles),
+        _pairs(user_item, dataset.user_item, dataset.item_events, users, dataset.items),
+        _pairs(user_bundle, dataset.user_bundle, dataset.bundle_events, users, dataset.bundles),
     ]
 
 
@@ -290,10 +304,33 @@ def _things(table: Table, rows: pa.Table, version: int) -> _Rows:
     return table, [*_details(rows.schema), "withdrawn", "version"], len(rows), stamped
 
 
-def _pairs(table: Table, matrix: Any, users: Vocabulary, things: Vocabulary) -> _Rows:
+def _pairs(table: Table, matrix: Any, events: Events, users: Vocabulary, things: Vocabulary) -> _Rows:
     """Returns the pairs in the order of the table's key: the database then only appends, which is fast."""
-    pairs = ((user, thing) for user, names in _lists(matrix, users, things) for thing in sorted(names))
-    return table, table.c.keys()[:2], matrix.nnz, pairs
+    key = table.c.keys()[:2]
+    if not events:
+        pairs = ((user, thing) for user, names in _lists(matrix, users, things) for thing in sorted(names))
+        return table, key, matrix.nnz, pairs
+    size = matrix.nnz + (0 if events.rejected is None else events.rejected.nnz)
+    return table, [*key, "at", "weight"], size, _dated(matrix, events, users, things)
+
+
+def _dated(
+    matrix: Any, events: Events, users: Vocabulary, things: Vocabulary
+) -> Iterator[tuple[str, str, int | None, float | None]]:
+    """Yields the pairs with their times and weights, and the rejected ones."""
+    ids, edges = things.ids, matrix.indptr.tolist()
+    for row in sorted(range(len(users)), key=users.ids.__getitem__):
+        entries = slice(edges[row], edges[row + 1])
+        names = [ids[entry] for entry in matrix.indices[entries].tolist()]
+        at: Iterable[int] = repeat(UNDATED) if events.at is None else events.at[entries].tolist()
+        weights: Iterable[float] = repeat(1.0)
+        if events.weight is not None:
+            weights = map(float, map(str, events.weight[entries]))  # 0.2, and not 0.20000000298
+        rows = list(zip(names, at, weights, strict=False))
+        if events.rejected is not None:
+            rows += [(ids[entry], UNDATED, -1.0) for entry in row_of(events.rejected, row).tolist()]
+        for name, moment, weight in sorted(rows):
+            yield users[row], name, None if moment == UNDATED else moment, None if weight == 1 else weight
 
 
 def _lists(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple[str, list[str]]]:
@@ -302,6 +339,34 @@ def _lists(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple
     for position in sorted(range(len(rows)), key=rows.ids.__getitem__):
         entries = matrix.indices[edges[position] : edges[position + 1]].tolist()
         yield rows[position], [ids[entry] for entry in entries]
+
+
+def _events(connection: Connection, table: Table) -> pa.Table:
+    """Returns interactions as `read_frames` takes them, without columns that say nothing."""
+    user_id, thing_id, *_ = table.c
+    query = select(user_id, thing_id, sa.type_coerce(table.c.at, sa.BigInteger), table.c.weight)
+    result = connection.execute(query, execution_options={"stream_results": True})
+    names, says = [user_id.name, thing_id.name, "at", "weight", "event"], [True, True, False, False, False]
+    tables = [_events_table(names, ((),) * 4)]
+    for rows in result.yield_per(_READ_AT_ONCE).partitions():
+        columns = tuple(zip(*rows, strict=True))
+        tables.append(_events_table(names, columns))
+        known = [weight for weight in columns[3] if weight is not None]
+        facts = any(at is not None for at in columns[2]), bool(known), any(weight < 0 for weight in known)
+        says = [*says[:2], *(before or now for before, now in zip(says[2:], facts, strict=True))]
+    whole = pa.concat_tables(tables)
+    return whole.select([name for name, kept in zip(names, says, strict=True) if kept])
+
+
+def _events_table(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> pa.Table:
+    """Returns some interactions: users, things, times, weights, and whether they were taken or rejected. Ids
+    are dictionary arrays: a batch stores each distinct id once."""
+    users, things, at, weights = columns
+    known = np.array([1.0 if weight is None else weight for weight in weights], np.float64)
+    event = pa.DictionaryArray.from_arrays(pa.array(known < 0).cast(pa.int32()), list(_WORTH))
+    ids = [pa.array(values, pa.string()).dictionary_encode() for values in (users, things)]
+    times = pa.array(at, pa.int64()).cast(pa.timestamp("us", "UTC"))
+    return pa.table([*ids, times, pa.array(np.abs(known)), event], names)
 
 
 def _arrow(connection: Connection, query: Select[Any]) -> pa.Table:

@@ -131,6 +131,10 @@ bundle_item = Table(
 )
 
 
+IS_WEAK: Final = sa.text("weight < 1")
+"""SQL: whether a row of a history is no purchase. A partial index has these rows."""
+
+
 def _history_table(thing: str) -> Table:
     """A table of users' items or bundles. Without row ids, SQLite stores the rows of a user together."""
     table = Table(
@@ -144,8 +148,8 @@ def _history_table(thing: str) -> Table:
         Column("event", Text),  # the type of event, such as view, if the shop gave one
         sqlite_with_rowid=False,
     )
-    weak = sa.text("weight < 1")
-    sa.Index(f"ix_user_{thing}_weak", table.c[f"{thing}_id"], sqlite_where=weak, postgresql_where=weak)
+    name = f"ix_user_{thing}_weak"
+    sa.Index(name, table.c[f"{thing}_id"], sqlite_where=IS_WEAK, postgresql_where=IS_WEAK)
     return table
 
 
@@ -255,18 +259,27 @@ def elements(column: sa.ColumnElement[Any], for_sqlite: bool) -> TableValuedAlia
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
     """Insert the rows that do not exist yet. Returns the number of inserted rows."""
-    statement = _insert_new(is_sqlite(connection), table)
-    return connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
+    return written(connection, _insert_new(is_sqlite(connection), table), rows)
 
 
 @cache  # building it takes longer than looking it up
 def _insert_new(for_sqlite: bool, table: Table) -> sqlite.Insert | postgresql.Insert:
-    return (sqlite.insert(table) if for_sqlite else postgresql.insert(table)).on_conflict_do_nothing()
+    return insert_into(for_sqlite, table).on_conflict_do_nothing()
+
+
+def insert_into(for_sqlite: bool, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """Returns an `INSERT` that may be given a rule for rows whose key exists."""
+    return sqlite.insert(table) if for_sqlite else postgresql.insert(table)
+
+
+def written(connection: Connection, statement: sa.Insert, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Write rows. Returns the number of rows that were inserted or changed."""
+    return connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
 
 
 def insert_or_replace(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
     """Insert a row, or update the row with the same key."""
-    insert = sqlite.insert(table) if is_sqlite(connection) else postgresql.insert(table)
+    insert = insert_into(is_sqlite(connection), table)
     key = [column.name for column in table.primary_key]
     values = {column.name: insert.excluded[column.name] for column in table.c if column.name not in key}
     connection.execute(insert.on_conflict_do_update(index_elements=key, set_=values), row)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -83,11 +83,27 @@ class Owned(History):
 
     items: tuple[str, ...] = ()
     bundles: tuple[str, ...] = ()
+    times: tuple[Sequence[int], Sequence[int]] | None = None
+    """The times of `items` and of `bundles` in microseconds since 1970, or `UNDATED`. None: not read."""
+
+    def without_items(self, names: Collection[str]) -> Owned:
+        """Returns the same history without some of its items."""
+        kept = [place for place, name in enumerate(self.items) if name not in names]
+
+        def of(values: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(values[place] for place in kept)
+
+        return replace(
+            self,
+            items=of(self.items),
+            item_weights=None if self.item_weights is None else of(self.item_weights),
+            times=None if self.times is None else (of(self.times[0]), self.times[1]),
+        )
 
 
 @dataclass(frozen=True)
 class InteractionRecord:
-    """A user took an item or a bundle."""
+    """A user took an item or a bundle, looked at it, or rejected it."""
 
     user_id: str
     kind: Literal["item", "bundle"]
@@ -96,6 +112,21 @@ class InteractionRecord:
     """The time, with a time zone; None means now."""
     request_id: str | None = None
     """The request id of the answer that recommended it, if known."""
+    weight: float | None = None
+    """Its strength. None is 1. What is below 1 is no purchase, and what is below 0 rejects the thing."""
+    event: str | None = None
+    """The type of event, such as `view`; None: a purchase, or a type that is not known."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An interaction that the store has, one for each pair of a user and an item or bundle."""
+
+    thing_id: str
+    at: datetime | None = None
+    weight: float = 1.0
+    """Below 1: no purchase. Below 0: the user returned or dislikes it."""
+    event: str | None = None
 
 
 @dataclass(frozen=True)
@@ -114,14 +145,15 @@ class Recorded:
 
     new: int
     known: int
-    """The number of interactions that the store already had. It stores each pair only once."""
+    """The number of interactions that changed nothing. The store keeps one of each pair: the one that counts
+    (see `HistoryStore.add_interactions`)."""
     replayed: bool = False
     """Whether the idempotency key was used before for the same interactions, so nothing was written."""
 
 
 @dataclass(frozen=True)
 class Sales:
-    """The number of users who have each item and each bundle. Numbers of 0 are left out."""
+    """The number of users who bought each item and each bundle. Numbers of 0 are left out."""
 
     items: Mapping[str, int]
     bundles: Mapping[str, int]
@@ -245,6 +277,11 @@ def check_event(event: InteractionRecord | Served) -> None:
     check_ids("request", [] if event.request_id is None else [event.request_id])
     check_ids("user", [] if event.user_id is None else [event.user_id])
     check_time(event.at)
+    weight = event.weight if isinstance(event, InteractionRecord) else None
+    if weight is not None and not (math.isfinite(weight) and weight != 0):
+        raise UnstorableError(
+            f"the weight of an interaction is {weight}; expected a number above 0, or below 0 for a rejection"
+        )
 
 
 def check_time(at: datetime | None) -> None:
