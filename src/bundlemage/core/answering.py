@@ -66,13 +66,7 @@ def slices(histories: Histories, rows: int) -> Iterator[Histories]:
     """Yields the histories in parts of `rows` rows. Only the offsets are copied."""
     for start in range(0, len(histories), rows):
         end = min(start + rows, len(histories))
-        users = None if histories.users is None else histories.users[start:end]
-        yield Histories(_rows(histories.items, start, end), _rows(histories.bundles, start, end), users)
-
-
-def _rows(ragged: Ragged, start: int, end: int) -> Ragged:
-    first, last = int(ragged.offsets[start]), int(ragged.offsets[end])
-    return Ragged(ragged.values[first:last], ragged.offsets[start : end + 1] - first)
+        yield histories.between(start, end)
 
 
 def batch_of(

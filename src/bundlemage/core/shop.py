@@ -123,8 +123,8 @@ class Trade:
         """Counts the sales in a dataset. All its items and bundles are on sale."""
         items, bundles = len(dataset.items), len(dataset.bundles)
         return cls(
-            np.bincount(dataset.user_item.indices, minlength=items),
-            np.bincount(dataset.user_bundle.indices, minlength=bundles),
+            np.bincount(dataset.bought_items.indices, minlength=items),
+            np.bincount(dataset.bought_bundles.indices, minlength=bundles),
             np.zeros(items, bool),
             np.zeros(bundles, bool),
         )
@@ -149,12 +149,14 @@ class Shop:
         trade: Trade | None = None,
         shelves: tuple[Shelf, Shelf] | None = None,
         interactions: Interactions | None = None,
+        half_life: float | None = None,
     ) -> None:
+        """`half_life` is that of the model (see `Interactions.of`)."""
         self.dataset = dataset
         self.device = device
         self.trade = trade or Trade.of(dataset)
         self.item_shelf, self.bundle_shelf = shelves or Shelf.of(dataset)
-        self.interactions = interactions or Interactions.of(dataset, device)
+        self.interactions = interactions or Interactions.of(dataset, device, half_life)
         # A bundle without items cannot be sold, and its score would mean nothing.
         filled = np.diff(dataset.bundle_item.indptr) > 0
         # These functions hold no reference to the shop: a cycle would keep its memory after it is replaced.
@@ -230,10 +232,7 @@ class Shop:
 
     def everyone(self) -> Histories:
         """Returns the histories of all users, in the order of their positions."""
-        data = self.interactions
-        return Histories(
-            data.user_item, data.user_bundle, torch.arange(len(data.user_item), device=self.device)
-        )
+        return self.interactions.everyone()
 
     def known(self, users: Iterable[Id]) -> Histories:
         """Returns the histories of users of the shop, given their ids."""
@@ -243,7 +242,7 @@ class Shop:
     def checked(self, histories: Histories) -> Histories:
         """Returns the same histories on the shop's device; raises `ConfigError` if they contain a position
         that the shop does not have."""
-        items, bundles, users = histories.items, histories.bundles, histories.users
+        items, bundles = histories.items, histories.bundles
         if len(items) != len(bundles):
             raise ConfigError(
                 f"histories have {len(items):,} rows of items and {len(bundles):,} rows of bundles: "
@@ -259,8 +258,7 @@ class Shop:
                     f"histories have {kind} at the positions {lowest} to {highest}: the shop has {size:,}, "
                     f"at the positions 0 to {size - 1}"
                 )
-        on_device = None if users is None else users.to(self.device)
-        return Histories(items.to(self.device), bundles.to(self.device), on_device)
+        return histories.to(self.device)
 
     # ── What users own, what is sold out, and prices ─────────────────────────────────────────────
 

@@ -121,7 +121,7 @@ def find_assumed_sales(config: ModelConfig, probes: Probes) -> AssumedSales:
         _cases(*pairs_of(probe.unseen), len(new)),
     )
     grid = np.expm1(np.linspace(np.log1p(median), np.log1p(sales.max()), TRIED))
-    data = Interactions.of(probe.train, probes.device)
+    data = probe.model.interactions(probe.train, probes.device)
     without_sales = Contents.of(
         Ragged.from_csr(split.train.bundle_item[probe.new], probes.device), torch.zeros(len(probe.new))
     )
