@@ -392,8 +392,9 @@ class Recommender(Asker):
             members = config.get("ensemble", 1)  # earlier versions had no ensembles
             loaded = cls(config["model"], ensemble=members, **config["settings"])
             loaded.config = make_config(loaded.model_name, {**config["settings"], "device": device})
-            # Earlier versions had no choice: they used histories as given.
-            loaded.plan = typed(SplitPlan, {"histories": "as given", **config["split"]})
+            # Earlier versions had no choice: they used histories as given, and did not know times.
+            earlier = {"histories": "as given", "order": "random"}
+            loaded.plan = typed(SplitPlan, {**earlier, **config["split"]})
             loaded.protocol = config["protocol"]
             loaded.metrics = artifact.metrics
             loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
