@@ -243,15 +243,20 @@ def calibrate_new_bundles(probes: Probes) -> NewBundleCalibration:
 
 
 class Owners:
-    """Finds users who have all items of some bundles."""
+    """Finds users to whom some bundles are not offered: those who have all items, or rejected one."""
 
     def __init__(self, bundles: Ragged, contents: Ragged, items: int) -> None:
         """`contents` are the bundles that users may have."""
         self._goods, self._contents = Goods(bundles, items), contents
 
-    def have_all(self, histories: Histories) -> Tensor:
-        """True for each user and bundle if the user has all items of the bundle."""  # [rows, bundles]
-        return self._goods.whole(self._goods.owned(histories, self._contents))
+    def excluded(self, histories: Histories) -> Tensor:
+        """True for each user and bundle if the user has all items of the bundle, or rejected one of
+        them."""  # [rows, bundles]
+        found = self._goods.whole(self._goods.owned(histories, self._contents))
+        if histories.rejected_items is not None:
+            rows, bundles = self._goods.partly_owned(histories.rejected_items)
+            found[torch.from_numpy(rows).to(found.device), torch.from_numpy(bundles).to(found.device)] = True
+        return found
 
 
 @dataclass(frozen=True)
@@ -292,7 +297,7 @@ class _Scored:
                 histories = data.histories(torch.from_numpy(batch).to(device))
                 logs = new_log_probabilities(forecaster, histories, contents, new)
                 lifts = logs.float().cpu().numpy() + np.float32(math.log(len(contents)))
-                lacks = ~owners.have_all(histories).cpu().numpy()
+                lacks = ~owners.excluded(histories).cpu().numpy()
                 weights = np.float32(weight) * lacks.astype(np.float32)
                 parts.append((lifts, bought[batch].toarray() > 0, weights, counts[batch]))
         lifts, taken, weights, counts = (np.concatenate(part) for part in zip(*parts, strict=True))

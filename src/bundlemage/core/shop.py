@@ -15,6 +15,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from bundlemage.core.entries import Entries
 from bundlemage.core.filters import Facts, Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ownership import BundleLines, Floats, Goods, Whole, known, lines_of
@@ -428,23 +429,31 @@ class Shop:
             added.append(tuple(self.item_positions(bundle)))
             return known + len(added) - 1
 
-        items: list[list[int]] = []
-        bundles: list[list[int]] = []
-        positions: list[int] = []
+        data, dataset = self.interactions, self.dataset
+        items = Entries(data.user_item, data.rejected_items, dataset.item_events.tells_purchases)
+        bundles = Entries(data.user_bundle, data.rejected_bundles, dataset.bundle_events.tells_purchases)
+        rows: list[int] = []
         for user in users:
             if isinstance(user, History):
-                items.append(self.item_positions(user.items))
-                bundles.append(list(dict.fromkeys(map(position, list_of("bundles", user.bundles)))))
-                positions.append(-1)
+                named = list_of("items", user.items)
+                having = dataset.items.positions(map(str, named)).tolist()
+                rejected = self.item_positions(user.rejected_items)
+                items.add("item_weights", having, user.item_weights, rejected, in_order=True)
+                having = list(map(position, list_of("bundles", user.bundles)))
+                rejected = list(map(self.bundle_position, list_of("bundles", user.rejected_bundles)))
+                bundles.add("bundle_weights", having, user.bundle_weights, rejected)
+                rows.append(-1)
             else:
-                row = self.dataset.users.position(str(user))
-                items.append(row_of(self.dataset.user_item, row).tolist())
-                bundles.append(row_of(self.dataset.user_bundle, row).tolist())
-                positions.append(row)
+                row = dataset.users.position(str(user))
+                items.add_row(row, row_of(dataset.user_item, row).tolist())
+                bundles.add_row(row, row_of(dataset.user_bundle, row).tolist())
+                rows.append(row)
         histories = Histories(
-            Ragged.from_lists(items, self.device),
-            Ragged.from_lists(bundles, self.device),
-            torch.tensor(positions, dtype=torch.int64, device=self.device),
+            items.entries(self.device),
+            bundles.entries(self.device),
+            torch.tensor(rows, dtype=torch.int64, device=self.device),
+            items.rejected(self.device),
+            bundles.rejected(self.device),
         )
         sales = tuple(expected.get(name) for name in new) if expected else ()
         return histories, self._contents(tuple(added), sales)
