@@ -168,14 +168,16 @@ class CatalogueStore(StorePart):
         Raises `DataError` if one of the tables is empty.
         """
         with self._database.snapshot(long=True) as connection:
+            of_items, of_bundles = (_events(connection, table) for table in (user_item, user_bundle))
+            has_types = "event" in {*of_items.column_names, *of_bundles.column_names}
             return read_frames(
-                user_item=_events(connection, user_item),
-                user_bundle=_events(connection, user_bundle),
+                of_items,
+                of_bundles,
                 bundle_item=_arrow(connection, select(bundle_item.c.bundle_id, bundle_item.c.item_id)),
                 items=_described(connection, items, ITEM_SCHEMA),
                 bundles=_described(connection, bundles, BUNDLE_SCHEMA),
                 name="store",
-                events=_WORTH,
+                events=_WORTH if has_types else None,
             ).dataset
 
 
