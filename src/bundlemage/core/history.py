@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 Id: TypeAlias = str | int
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,3 +31,10 @@ User: TypeAlias = Id | History
 """The id of a user, or the history of a visitor."""
 NewBundles: TypeAlias = Mapping[str, Sequence[Id]]
 """Bundles that the shop did not have at training: id → item ids."""
+
+
+def bought(things: Sequence[T], weights: Sequence[float] | None) -> Sequence[T]:
+    """Returns those of the things of a history that the user bought."""
+    if weights is None:
+        return things
+    return [thing for thing, weight in zip(things, weights, strict=True) if weight >= 1]

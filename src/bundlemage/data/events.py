@@ -132,6 +132,14 @@ class Events:
             None if self.rejected is None else sparse.csr_matrix(self.rejected[:, kept]),
         )
 
+    def wider(self, columns: int) -> Events:
+        """Returns the same facts about a matrix with more columns, which are empty."""
+        if self.rejected is None:
+            return self
+        gone = self.rejected
+        arrays = (gone.data, gone.indices, gone.indptr)
+        return replace(self, rejected=sparse.csr_matrix(arrays, shape=(gone.shape[0], columns)))
+
     def recent(self, half_life: float, now: int | None = None) -> Weights:
         """Returns the weights times 0.5 ** (age / half_life). `half_life` is in days.
 
