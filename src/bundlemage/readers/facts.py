@@ -31,6 +31,7 @@ _Bad: TypeAlias = npt.NDArray[np.bool_]
 FACTS = ("at", "weight", "vector")
 """The columns that this module reads."""
 LARGEST_WEIGHT = 1e12
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
 FIRST, LAST = (
     int((datetime(year, month, day, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()) * 10**6
     for year, month, day in ((1, 1, 1), (9999, 12, 31))
@@ -123,7 +124,7 @@ def _vector_in_words(value: Any) -> str:
     if isinstance(value, list | tuple):
         for place, number in enumerate(value, start=1):
             is_number = isinstance(number, int | float) and not isinstance(number, bool)
-            if not is_number or not abs(number) <= np.finfo(np.float32).max:
+            if not is_number or not abs(number) <= LARGEST_FLOAT:
                 return f"a list with {shown(number)} at place {place:,}"
     return shown(value)
 
@@ -441,7 +442,7 @@ def _vector(value: Any) -> list[float] | None:
         for number in value
         if isinstance(number, int | float | Decimal) and not isinstance(number, bool)
     ]
-    if len(numbers) < len(value) or not np.isfinite(np.array(numbers, np.float32)).all():
+    if len(numbers) < len(value) or not all(abs(number) <= LARGEST_FLOAT for number in numbers):
         raise ValueError
     return numbers
 
