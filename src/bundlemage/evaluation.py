@@ -127,7 +127,8 @@ class MatchingEvaluator(Evaluator):
         scores = matcher.bundle_scores(histories, contents)
         if self.new is not None and can(model, SalesScorer):
             scores[:, self.new] = model.score_new_bundles(histories, contents, contents.rows(self.new))
-        return scores.masked_fill(histories.bundles.as_mask(scores.shape[1]), -torch.inf), positives
+        bought = histories.bundles.strong.as_mask(scores.shape[1])
+        return scores.masked_fill(bought, -torch.inf), positives
 
 
 class GenerationEvaluator(Evaluator):

@@ -25,10 +25,11 @@ from torch import Tensor
 from bundlemage.artifact.files import artifact_version, describe_artifact
 from bundlemage.asker import Asker
 from bundlemage.core.filters import Facts, Filter, Mask, Shelf
-from bundlemage.core.history import History, Id, NewBundles, User
+from bundlemage.core.history import History, Id, NewBundles, User, bought
 from bundlemage.core.ownership import Floats, Goods, rows_of_pairs
 from bundlemage.core.shop import Recommendation, Shop, Trade
 from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix, row_of, with_rows
+from bundlemage.data.events import Weights
 from bundlemage.data.layered import changed
 from bundlemage.designer.solver import cp
 from bundlemage.errors import ArtifactError, MissingExtraError, UnknownIdError, UnsupportedError
@@ -468,8 +469,9 @@ class LiveShop(Shop):
         places, newer = self.dataset.bundles.known_positions, self.rows.newer
         for row, user in enumerate(users):
             assert isinstance(user, History)
-            names = [name for name in map(str, user.items) if name in later]
-            for bundle in map(str, user.bundles):
+            items, bundles = self._bought(user)
+            names = [name for name in map(str, items) if name in later]
+            for bundle in map(str, bundles):
                 names += newer.get(places.get(bundle, -1), ())
             values += [later[name] for name in names]
             rows += [row] * len(names)
@@ -521,11 +523,32 @@ class LiveShop(Shop):
         of_bundles, bundle_ends = _places([history.bundles for history in histories], bundles.known_positions)
         # A bundle counts if it contains at least one item known to the model.
         filled = (of_bundles >= 0) & (starts[of_bundles + 1] > starts[of_bundles])
+        item_weights = _weights([(history.items, history.item_weights) for history in histories])
+        bundle_weights = _weights([(history.bundles, history.bundle_weights) for history in histories])
         encoded = Histories(
-            _kept(of_items, item_ends, of_items >= 0).to(self.device),
-            _kept(of_bundles, bundle_ends, filled).to(self.device),
+            _kept(of_items, item_ends, of_items >= 0, item_weights).to(self.device),
+            _kept(of_bundles, bundle_ends, filled, bundle_weights).to(self.device),
+            None,
+            self._rejected([each.rejected_items for each in histories], items.known_positions, self._later),
+            self._rejected([each.rejected_bundles for each in histories], bundles.known_positions, {}),
         )
         return encoded, self.interactions.bundle_item
+
+    def _rejected(
+        self, rows: Sequence[Sequence[Id]], known: Mapping[str, int], later: Mapping[str, int]
+    ) -> Ragged | None:
+        """The positions of what users rejected; `later` has those of items that are newer than the model.
+        None if nobody rejected anything."""
+        if not any(rows):
+            return None
+        places = ((known.get(str(name), later.get(str(name))) for name in row) for row in rows)
+        return Ragged.from_lists(
+            [sorted({at for at in row if at is not None}) for row in places], self.device
+        )
+
+    def _bought(self, history: History) -> tuple[Sequence[Id], Sequence[Any]]:
+        """The items and the bundles of a history that the user bought."""
+        return bought(history.items, history.item_weights), bought(history.bundles, history.bundle_weights)
 
     def item_positions(self, items: Sequence[Id]) -> list[int]:
         """Positions of the items that the model knows, in ascending order, each once."""
@@ -535,9 +558,10 @@ class LiveShop(Shop):
     def items_of(self, user: User) -> frozenset[str]:
         """The ids of the items that a user has, alone or in a bundle, also of items newer than the model."""
         history = user if isinstance(user, History) else History()
-        bundles = (self.stock.bundles.get(str(name)) for name in history.bundles)
+        items, owned = self._bought(history)
+        bundles = (self.stock.bundles.get(str(name)) for name in owned)
         inside = (bundle.items for bundle in bundles if bundle is not None)
-        return frozenset(chain(map(str, history.items), *inside))
+        return frozenset(chain(map(str, items), *inside))
 
     def items_in(self, bundle: int) -> frozenset[str]:
         """The ids of the items of the bundle at a position, also of items newer than the model."""
@@ -566,10 +590,24 @@ def _places(rows: Sequence[Sequence[Any]], known: Mapping[str, int]) -> tuple[Po
     return places, np.cumsum([0, *map(len, rows)])
 
 
-def _kept(places: Positions, ends: Positions, kept: Mask) -> Ragged:
-    """Rows of positions, of which only those marked True are kept."""
+def _weights(rows: Sequence[tuple[Sequence[Any], Sequence[float] | None]]) -> Weights | None:
+    """The weights of all things in the rows; None if all are 1."""
+    if all(weights is None for _, weights in rows):
+        return None
+    each = (repeat(1.0, len(things)) if weights is None else weights for things, weights in rows)
+    found = np.fromiter(chain.from_iterable(each), np.float32)
+    return None if bool((found == 1).all()) else found
+
+
+def _kept(places: Positions, ends: Positions, kept: Mask, weights: Weights | None) -> Ragged:
+    """Rows of positions with weights, of which only those marked True are kept."""
     counted = np.concatenate([[0], np.cumsum(kept)])
-    return Ragged(torch.from_numpy(places[kept]), torch.from_numpy(counted[ends]))
+    rows = Ragged(torch.from_numpy(places[kept]), torch.from_numpy(counted[ends]))
+    if weights is None:
+        return rows
+    own = weights[kept]
+    weak = torch.from_numpy(own < 1) if bool((own < 1).any()) else None
+    return Ragged(rows.values, rows.offsets, weights=torch.from_numpy(own), weak=weak)
 
 
 class Live(Asker):

@@ -52,7 +52,7 @@ class KnownItems(Completer, Indexable, SalesScorer, Embedder, Gated):
         """The rows without later items."""
         kept = rows.keep(rows.values < self.inner.sizes.items)
         if isinstance(rows, Contents):
-            return Contents(kept.values, kept.offsets, rows.expected_sales, rows.stamps)
+            return replace(kept, stamps=rows.stamps)  # type: ignore[call-arg]
         return kept
 
     def _contents(self, contents: Ragged) -> Ragged:

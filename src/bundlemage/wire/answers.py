@@ -149,6 +149,9 @@ class ItemOut(EntryOut):
     withdrawn: bool
     in_model: bool
     """Whether the serving model knows the item. It does not know items that are newer than itself."""
+    description: str | None = None
+    vector_length: int | None = None
+    """How many numbers the vector of the item has; null if it has no vector."""
 
 
 class BundleOut(EntryOut):

@@ -36,6 +36,8 @@ MANY: Final = 10_000
 """Maximum number of ids in one list."""
 MOST_ITEMS: Final = 100
 """Maximum number of items in a bundle that is designed or scored."""
+LONGEST_VECTOR: Final = 8192
+"""Maximum number of numbers in an item's vector."""
 LEAST_SAMPLED: Final = 30
 """The fewest users from which the buyers of all users are estimated."""
 MOST_SAMPLED: Final = 1_000_000
@@ -108,11 +110,13 @@ BodyId = Annotated[
 ]
 """An id in a request body. JSON has numbers, so 7 is accepted for the id "7"."""
 Text = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
+Description = Annotated[str, StringConstraints(max_length=10_000, pattern=r"^[^\x00]*$")]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Price = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 K = Annotated[int, Field(ge=1, le=100, description="The number of answers.")]
 Number = BeforeValidator(_checked_number)
 BodyPrice = Annotated[Price, Number]
+VectorNumber = Annotated[float, Field(ge=-3e38, le=3e38, allow_inf_nan=False), Number]
 Discount = Annotated[float, Field(ge=0, le=MOST_OFF), Number]
 Flag = Annotated[bool, Strict()]
 HowManyOwned = Annotated[int, Field(ge=0, le=1_000_000), Number]
@@ -378,6 +382,12 @@ class ItemIn(Body):
     """What the shop pays for the item. Answers show it only to the roles write and admin."""
     image_url: ImageUrl | None = None
     """The address of an image: `https://…`, `http://…`, or a path at the address of the service."""
+    description: Description | None = None
+    """What the shop says about the item. A model that reads texts learns from it."""
+    vector: (
+        Annotated[list[VectorNumber], Field(min_length=1, max_length=LONGEST_VECTOR, fail_fast=True)] | None
+    ) = None
+    """Numbers from a text or image model that describe the item. The vectors of all items have one length."""
 
 
 class BundleIn(Body):
