@@ -1,4 +1,4 @@
-"""Turns what the catalogue says about items into numbers: words of texts, tags, price, the user's own vectors.
+"""Turns what the catalogue says about items into numbers: words, tags, price, the user's own vectors.
 
 What depends on a catalogue (which words count and how much, the bounds of price ranges, the mean of the
 vectors) is fitted once, to the catalogue of the training data. So an item that comes later gets the same

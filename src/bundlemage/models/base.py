@@ -549,7 +549,8 @@ class ContentLearner(Model):
     @property
     @abstractmethod
     def known_by_content(self) -> frozenset[int]:
-        """The positions of the training items that nobody had, and that are known by content only."""
+        """The positions of items that are known by content only: those of `with_items`, and those of the
+        training catalogue that nobody had."""
 
 
 class SalesScorer(Matcher):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -171,7 +171,9 @@ class Blend(Completer, Indexable, SalesScorer, Embedder, Gated, ContentLearner):
         at = range(size, size + len(items)) if places is None else places
         highest = max(size, *(place + 1 for place in at)) if len(at) else size
         learn = {number for number, member in enumerate(self.members) if can(member, ContentLearner)}  # type: ignore[arg-type]
-        fill = "mean" if learn & {number for number, _ in self.factors_for(Completer)} else "lowest"
+        fill: Literal["mean", "lowest"] = (
+            "mean" if learn & {number for number, _ in self.factors_for(Completer)} else "lowest"
+        )
         members: list[Model] = []
         for number in range(len(self.members)):
             member = self.member(number)

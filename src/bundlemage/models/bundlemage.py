@@ -477,9 +477,10 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated, 
         if len(places):
             with torch.no_grad():
                 vectors = self.content.vectors(items.take(pa.array(places.cpu().numpy())))
-                widths = [part.shape[1] for part in self._item_parts]
-                for part, columns in zip(self._item_parts, vectors.split(widths, dim=1), strict=True):
-                    part[places] = columns
+                start = 0
+                for part in self._item_parts:
+                    part[places] = vectors[:, start : start + part.shape[1]]
+                    start += part.shape[1]
                 self.item_counts[places] = self.assumed_item_count
             self.forget_tables()
 
@@ -488,7 +489,8 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated, 
 
     @property
     def known_by_content(self) -> frozenset[int]:
-        return frozenset(self.content.unseen.tolist())
+        later = range(len(self.item_shared), self.sizes.items)
+        return frozenset(self.content.unseen.tolist()).union(later)
 
     def with_items(self, items: pa.Table, places: Sequence[int] | None = None) -> Self:
         if not self.content:

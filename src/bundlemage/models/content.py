@@ -16,6 +16,7 @@ import torch
 from scipy import linalg, sparse
 from torch import Tensor, nn
 
+from bundlemage.data.dataset import ITEM_SCHEMA
 from bundlemage.data.features import KINDS, MOST_USED, SLOTS, FeaturePlan, Mask
 from bundlemage.models.ragged import Ragged
 
@@ -50,17 +51,15 @@ class ContentMap(nn.Module):
         """The model has `items` items, and the vectors of an item have `width` numbers together."""
         super().__init__()
         self.items, self.width = items, width
-        # Without a device, they would be lost if the model is built without memory to be loaded.
-        whole, real = {"dtype": torch.int64, "device": "cpu"}, {"dtype": torch.float32, "device": "cpu"}
+        for name in ("columns", "idf", "bounds", "vector_mean", "mean", "map", "unseen"):
+            kind = torch.int64 if name in ("columns", "unseen") else torch.float32
+            shape = (0, width) if name == "map" else (0,)
+            # Without a device, it would be lost if the model is built without memory to be loaded.
+            self.register_buffer(name, torch.zeros(shape, dtype=kind, device="cpu"))
         self.columns: Tensor
-        self.register_buffer("columns", torch.zeros(0, **whole))  # type: ignore[arg-type]
-        for name in ("idf", "bounds", "vector_mean", "mean"):
-            self.register_buffer(name, torch.zeros(0, **real))  # type: ignore[arg-type]
-        self.map: Tensor
         self.mean: Tensor
+        self.map: Tensor
         self.unseen: Tensor
-        self.register_buffer("map", torch.zeros(0, width, **real))  # type: ignore[arg-type]
-        self.register_buffer("unseen", torch.zeros(0, **whole))  # type: ignore[arg-type]
         """Positions of items of the training catalogue that nobody had: known by content, too."""
 
     def __bool__(self) -> bool:
@@ -152,15 +151,15 @@ def _rising(values: Tensor, low: int, high: int) -> bool:
 
 
 def items_table(records: Sequence[Any]) -> pa.Table:
-    """Returns a table of what models use, from records with the fields title, description, price, tags and
-    vector; a field that a record does not have is unknown."""
-    from bundlemage.data.dataset import ITEM_SCHEMA
-
-    names = ("title", "description", "price", "tags", "vector")
-    columns = {}
-    for name in names:
-        values = [getattr(record, name, None) for record in records]
-        if name in ("tags", "vector"):
-            values = [None if value is None or not len(value) else list(value) for value in values]
-        columns[name] = pa.array(values, ITEM_SCHEMA.field(name).type)
-    return pa.table(columns)
+    """Returns the columns that models use, from records with the fields title, description, price, tags and
+    vector. A vector is given as the bytes of float32 numbers."""
+    columns: dict[str, list[Any]] = {
+        name: [getattr(record, name) for record in records] for name in ("title", "description", "price")
+    }
+    columns["tags"] = [list(record.tags) for record in records]
+    columns["vector"] = [
+        None if record.vector is None else np.frombuffer(record.vector, "<f4") for record in records
+    ]
+    return pa.table(
+        {name: pa.array(values, ITEM_SCHEMA.field(name).type) for name, values in columns.items()}
+    )
