@@ -690,6 +690,9 @@ class Live(Asker):
 
     def after(self, change: CatalogueChange, sales: Sales | None = None) -> Live:
         """Returns the same model with the catalogue after a change. Only changed parts are computed again."""
+        if self._forgets_an_item(change):
+            sales = self.sales if sales is None else sales
+            return Live(self.recommender, self.stock.after(change), sales, self.record)
         live = copy(self)
         live.stock = self.stock.after(change)
         live.sales = self.sales if sales is None else sales
@@ -756,8 +759,7 @@ class Live(Asker):
             return set()
         table = items_table(changed_items)
         enough = model.knows_by_content(table).tolist()
-        # An item that is known stays known, even if its record now says less.
-        taken = [place for place, item in enumerate(changed_items) if enough[place] or item.id in places]
+        taken = [place for place, is_enough in enumerate(enough) if is_enough]
         if not taken:
             return set()
         names = [changed_items[place].id for place in taken]
@@ -766,6 +768,16 @@ class Live(Asker):
         places = self._rows.dataset.items.known_positions
         self._larger_model = model.with_items(table.take(taken), [places[name] for name in names])
         return set(names)
+
+    def _forgets_an_item(self, change: CatalogueChange) -> bool:
+        """Whether the record of an item that is known by its content no longer says enough. This is rare, so
+        everything is then computed anew."""
+        model, places = self._larger_model, self._rows.dataset.items.known_positions
+        trained = len(self.recommender.dataset.items)
+        if not can(model, ContentLearner) or len(places) == trained:
+            return False
+        later = [item for item in change.items if places.get(item.id, 0) >= trained]
+        return bool(later) and not model.knows_by_content(items_table(later)).all()
 
     def in_model(self, item: str) -> bool | Literal["by content"]:
         """Whether the model knows an item: from its training, by its content, or not at all."""

@@ -480,21 +480,15 @@ def item_records(items: Any) -> pa.Table:
         if isinstance(items, pa.Table) or hasattr(items, "__arrow_c_stream__"):
             table = pa.table(items)
         else:
-            table = pa.Table.from_pylist([dict(record) for record in items])
-            extra = {name for record in items for name in record} - set(ITEM_SCHEMA.names)
-            if extra:
-                raise ValueError(f"unknown columns {', '.join(sorted(map(repr, extra)))}")
-        if "item_id" not in table.column_names:
-            raise ValueError("there is no column 'item_id'")
-        columns = {
-            field.name: table[field.name].cast(field.type)
-            for field in ITEM_SCHEMA
-            if field.name in table.column_names
-        }
-    except (ValueError, TypeError, pa.ArrowException) as error:
+            records = [dict(record) for record in items]
+            fields = dict.fromkeys(name for record in records for name in record)
+            table = pa.table({name: [record.get(name) for record in records] for name in fields})
+        columns = {name: table[name].cast(ITEM_SCHEMA.field(name).type) for name in table.column_names}
+        columns["item_id"]  # raises KeyError if it is missing
+    except (ValueError, TypeError, KeyError, pa.ArrowException) as error:
         known = ", ".join(ITEM_SCHEMA.names)
         raise ConfigError(
-            f"the records of items are wrong: {one_line(error)}. Columns are: {known}"
+            f"the records of items are wrong ({one_line(error)}); the columns are: {known}"
         ) from None
     names = columns["item_id"].to_pylist()
     if None in names or len(set(names)) < len(names):

@@ -97,11 +97,13 @@ class FeaturePlan:
         return _of_length_one(sparse.csr_matrix(centred), WEIGHTS["vector"])
 
     def says_something(self, features: sparse.csr_matrix) -> Mask:
-        """For each row of `of`: whether the item has more than a price. A price alone says too little."""
-        start = len(self.columns)
-        other = np.ones(self.size, bool)
-        other[start : start + self._price_ranges] = False
-        return np.asarray(features[:, other].getnnz(axis=1) > 0)
+        """For each row of `of`: whether the item has a known word, a known tag or a vector. A price and parts
+        of words alone say too little."""
+        place = KINDS.index("parts of words")
+        counted = np.ones(self.size, bool)
+        counted[: len(self.columns)] = self.columns // SLOTS != place
+        counted[len(self.columns) : len(self.columns) + self._price_ranges] = False
+        return np.asarray(features[:, counted].getnnz(axis=1) > 0)
 
 
 def _of_length_one(matrix: sparse.spmatrix, squared_length: float) -> sparse.csr_matrix:
