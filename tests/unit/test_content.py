@@ -19,9 +19,10 @@ from bundlemage.data.features import FeaturePlan
 from bundlemage.data.splits import SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError, UnsupportedError
 from bundlemage.models.base import ContentLearner, Sizes, can
+from bundlemage.models.blend import Blend
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.content import PENALTY, ridge
-from bundlemage.models.registry import build, joined, make_config
+from bundlemage.models.registry import build, make_config
 from bundlemage.training.loop import train_members
 from tests.forged import forge, weights
 from tests.small_shop import QUICK
@@ -144,7 +145,7 @@ def test_known_items_and_their_answers_stay_as_they_are(shop: BundleDataset) -> 
     assert all(torch.equal(tensor, weights_with[name]) for name, tensor in weights_without.items())
     larger = with_content.with_items([NEW])
     assert larger.recommend("u0001") == without.recommend("u0001")
-    with pytest.raises(UnsupportedError, match="content"):
+    with pytest.raises(UnsupportedError, match="only by who has them"):
         without.with_items([NEW])
 
 
@@ -260,21 +261,31 @@ def test_items_of_the_catalogue_that_nobody_had_get_vectors_too(shop: BundleData
     assert fitted.model.item_counts[place] == fitted.model.assumed_item_count
 
 
-def test_an_ensemble_and_a_blend_take_up_new_items(shop: BundleDataset) -> None:
+def test_a_blend_takes_up_new_items_by_the_members_that_can(shop: BundleDataset) -> None:
     split = SplitPlan("none").divide(shop)
-    members = [
+    kinds = (("bundlemage", QUICK), ("bundlemage", {**QUICK, "seed": 1}), ("ease", {}), ("popularity", {}))
+    trained = [
         train_members(name, make_config(name, {**settings, "device": "cpu"}), split, 1)[0]
-        for name, settings in (("bundlemage", QUICK), ("bundlemage", {**QUICK, "seed": 1}), ("ease", {}))
+        for name, settings in kinds
     ]
-    blended = Recommender(**QUICK)
-    result = Recommender(**QUICK).fit(split, progress=False, calibrate=False).training
-    assert result is not None
-    blended.take(split, joined(members), result)
-    larger = blended.with_items([NEW])
+    blend = Blend(trained, [0.3, 0.3, 0.4, 0], [0.3, 0.3, 0, 0.4], "a blend")
+    recommender = Recommender(**QUICK)
+    alone = Recommender(**QUICK).fit(split, progress=False, calibrate=False)
+    assert alone.training is not None
+    recommender.take(split, blend, alone.training)
+    before = recommender.recommend("u0001", 240, owned="show")
+    larger = recommender.with_items([NEW])
+    assert larger.recommend("u0001", 240, owned="show") == before
     someone = History(items=["new-1", "g0022"], bundles=["b0013"])
-    assert larger.recommend(someone, 5, new_bundles={"box": ["new-1", "g0012"]})
-    if can(larger.model, ContentLearner) and len(members) == 3:
-        assert len(larger.complete(someone, ["new-1", "g0012"], 700, owned="show")) == 599
+    assert "box" in {each.id for each in larger.recommend(someone, 300, new_bundles={"box": ["new-1"]})}
+    completed = larger.complete(someone, ["g0012"], 700, owned="show")
+    assert len(completed) == 600
+    again = larger.with_items([{**NEW, "item_id": "new-2"}])
+    assert len(again.complete(someone, ["g0012"], 700, owned="show")) == 601
+    # A blend that completes bundles only by who has them puts a new item last.
+    recommender.take(split, Blend(trained, [0.3, 0.3, 0.4, 0], [0, 0, 0, 1], "a blend"), alone.training)
+    last = recommender.with_items([NEW]).complete(someone, ["g0012"], 700, owned="show")
+    assert last[-1].score == {each.id: each.score for each in last}["new-1"]
 
 
 # ── Saving ───────────────────────────────────────────────────────────────────────────────────────
@@ -316,9 +327,7 @@ def test_forged_content_is_refused(model: Recommender, tmp_path: Path, name: str
 
 def test_a_model_that_was_saved_without_content_still_loads(shop: BundleDataset, tmp_path: Path) -> None:
     bare = replace(shop, catalogue=Catalogue(shop.catalogue.items, shop.catalogue.bundles))  # type: ignore[union-attr]
-    fitted = Recommender(**QUICK, content=False).fit(
-        bare, SplitPlan("none"), progress=False, calibrate=False
-    )
+    fitted = Recommender(**QUICK, content=False).fit(bare, SplitPlan("none"), progress=False, calibrate=False)
     folder = fitted.save(tmp_path / "model")
     loaded = Recommender.load(folder, device="cpu")
     assert isinstance(loaded.model, BundleMage)
