@@ -12,7 +12,7 @@ bits everywhere, but logarithms and powers do not. So popularity falls with the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -27,6 +27,7 @@ from scipy import sparse
 
 from bundlemage.data.dataset import (
     BUNDLE_SCHEMA,
+    EVENTS_OF,
     ITEM_SCHEMA,
     BundleDataset,
     Catalogue,
@@ -395,10 +396,17 @@ def distinct_pairs(
 # Files
 
 
-def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv") -> list[Path]:  # noqa: A002
+def write_shop(
+    dataset: BundleDataset,
+    folder: Path,
+    format: TableFormat = "csv",  # noqa: A002
+    event_types: Mapping[str, float] | None = None,
+) -> list[Path]:
     """Write the tables `user_item`, `user_bundle` and `bundle_item` of a data set, and its catalogue, if any.
 
-    `folder` must be new or empty. It is written completely or not at all. Returns the paths of the files.
+    If weights of pairs are known, they are the column `weight`. With `event_types`, a type of event and its
+    weight, they are the column `event` instead. `folder` must be new or empty. It is written completely or
+    not at all. Returns the paths of the files.
     """
     if format not in get_args(TableFormat):
         raise ConfigError(f"format {format!r} is unknown; use one of {', '.join(get_args(TableFormat))}")
@@ -407,7 +415,7 @@ def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv"
         raise ConfigError(f"{folder} is in use (not an empty folder, or the current one); name a new folder")
     paths = []
     with beside(folder) as building:
-        for name, table in _tables(dataset):
+        for name, table in _tables(dataset, event_types):
             path = building / f"{name}.{format}"
             paths.append(folder / path.name)
             if format == "parquet":
@@ -419,18 +427,34 @@ def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv"
     return paths
 
 
-def _tables(dataset: BundleDataset) -> Iterator[tuple[str, pa.Table]]:
+def _tables(
+    dataset: BundleDataset, event_types: Mapping[str, float] | None
+) -> Iterator[tuple[str, pa.Table]]:
     for name, rows, columns in (
         ("user_item", dataset.users, dataset.items),
         ("user_bundle", dataset.users, dataset.bundles),
         ("bundle_item", dataset.bundles, dataset.items),
     ):
         positions = zip((rows, columns), pairs_of(getattr(dataset, name)), strict=True)
-        yield name, pa.table({f"{ids.kind}_id": ids.to_arrow().take(pa.array(at)) for ids, at in positions})
+        pairs = {f"{ids.kind}_id": ids.to_arrow().take(pa.array(at)) for ids, at in positions}
+        yield name, pa.table({**pairs, **_strengths(dataset, name, event_types)})
     if dataset.catalogue is not None:
         for name, table in (("items", dataset.catalogue.items), ("bundles", dataset.catalogue.bundles)):
             known = [column for column in table.column_names if table[column].null_count < len(table)]
             yield name, table.select(known)
+
+
+def _strengths(
+    dataset: BundleDataset, matrix: str, event_types: Mapping[str, float] | None
+) -> dict[str, pa.Array]:
+    """The column with the strength of each pair of a matrix, if it is known."""
+    weight = getattr(dataset, EVENTS_OF[matrix]).weight if matrix in EVENTS_OF else None
+    if weight is None:
+        return {}
+    if event_types is None:
+        return {"weight": pa.array(weight)}
+    names = {np.float32(value): name for name, value in event_types.items()}
+    return {"event": pa.array([names[value] for value in weight], pa.string())}
 
 
 def _flat(table: pa.Table) -> pa.Table:
