@@ -167,6 +167,7 @@ def sample(
     - large-catalogue: 150 users, 1,500 bundles and 3,000 items.
     - near-copies: groups of bundles that differ in one item or two; users buy one of a group.
     - no-items: users have bundles and no items.
+    - seasons: purchases of two years, with times; tastes drift, and bundles come, go and have seasons.
 
     Options:
         -o, --output DIR: Folder for the tables.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from bundlemage.data.chronology import ORDERS, Moments, microseconds, moments_of, ranks_in_user
+from bundlemage.data.chronology import ORDERS, Moments, in_words, microseconds, moments_of, ranks_in_user
 from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix, pairs_of, row_of
 from bundlemage.data.events import Mask
 from bundlemage.data.leakage import HISTORIES, Leakage, leakage, way_of, without, without_items_of
@@ -230,6 +230,13 @@ class Split:
         return hashlib.sha256(json.dumps([self.train.fingerprint(), *cases, *new]).encode()).hexdigest()
 
     @property
+    def goes_by_time(self) -> bool:
+        """Whether the cases are the last purchases, of all users or of each user."""
+        if self.moments is not None:
+            return True
+        return self.protocol in ("paper", "some-users", "full") and self.plan.last_first(self.dataset)
+
+    @property
     def held_out(self) -> sparse.csr_matrix:
         """The user-bundle pairs that are not in the training data, [users, bundles]."""
         return without(self.dataset.user_bundle, self.train.user_bundle)
@@ -238,6 +245,17 @@ class Split:
     def leakage(self) -> Leakage:
         """How many held-out pairs the users' items give away, with the histories as given."""
         return leakage(self.held_out, self.dataset)
+
+
+def held_out_in_words(split: Split) -> str:
+    """Returns how the held-out pairs were chosen, as a part of a sentence."""
+    if split.moments is not None:
+        begin, end = map(in_words, (split.moments.validate_from, split.moments.test_from))
+        return f"all from before {begin}; the purchases until {end} validate, and the later ones are tested"
+    if not split.goes_by_time:
+        return "the rest is held out"
+    whose = "some users" if split.protocol == "some-users" else "each user"
+    return f"the last ones of {whose} are held out"
 
 
 @dataclass(frozen=True)

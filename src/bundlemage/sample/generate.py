@@ -35,6 +35,7 @@ from bundlemage.data.dataset import (
     catalogue_table,
     pairs_of,
 )
+from bundlemage.data.events import UNDATED, Events
 from bundlemage.data.folders import beside
 from bundlemage.errors import ConfigError
 from bundlemage.sample import words
@@ -398,6 +399,8 @@ def distinct_pairs(
 def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv") -> list[Path]:  # noqa: A002
     """Write the tables `user_item`, `user_bundle` and `bundle_item` of a data set, and its catalogue, if any.
 
+    Times and weights of pairs are the columns `at` and `weight`. Rejected pairs are not written.
+
     `folder` must be new or empty. It is written completely or not at all. Returns the paths of the files.
     """
     if format not in get_args(TableFormat):
@@ -420,17 +423,31 @@ def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv"
 
 
 def _tables(dataset: BundleDataset) -> Iterator[tuple[str, pa.Table]]:
-    for name, rows, columns in (
-        ("user_item", dataset.users, dataset.items),
-        ("user_bundle", dataset.users, dataset.bundles),
-        ("bundle_item", dataset.bundles, dataset.items),
+    for name, rows, columns, events in (
+        ("user_item", dataset.users, dataset.items, dataset.item_events),
+        ("user_bundle", dataset.users, dataset.bundles, dataset.bundle_events),
+        ("bundle_item", dataset.bundles, dataset.items, Events()),
     ):
         positions = zip((rows, columns), pairs_of(getattr(dataset, name)), strict=True)
-        yield name, pa.table({f"{ids.kind}_id": ids.to_arrow().take(pa.array(at)) for ids, at in positions})
+        ids = {f"{kind.kind}_id": kind.to_arrow().take(pa.array(place)) for kind, place in positions}
+        yield name, pa.table({**ids, **_facts(events)})
     if dataset.catalogue is not None:
         for name, table in (("items", dataset.catalogue.items), ("bundles", dataset.catalogue.bundles)):
             known = [column for column in table.column_names if table[column].null_count < len(table)]
             yield name, table.select(known)
+
+
+def _facts(events: Events) -> dict[str, Any]:
+    """The columns of what is known about the pairs. Times are in whole seconds if they all are."""
+    columns: dict[str, Any] = {}
+    if events.at is not None:
+        dated = events.at != UNDATED
+        whole = not (events.at[dated] % 1_000_000).any()
+        at = pa.array(np.where(dated, events.at, 0), pa.timestamp("us", "UTC"), mask=~dated)
+        columns["at"] = at.cast(pa.timestamp("s", "UTC")) if whole else at
+    if events.weight is not None:
+        columns["weight"] = pa.array(events.weight)
+    return columns
 
 
 def _flat(table: pa.Table) -> pa.Table:

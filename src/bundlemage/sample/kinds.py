@@ -253,8 +253,8 @@ def _bought_by_taste(
 def _bought_in_months(
     random: Random, weights: Integers, numbers: Sequence[int]
 ) -> tuple[Floats, Mask, Events]:
-    """Returns the chances, the purchases and their times. `weights` are [users, things, months]. A user buys a
-    thing at most once. `numbers` of things are equally frequent among the users."""
+    """Returns the chances, the purchases and their times. `weights` are [users, things, months]. A user buys
+    a thing at most once. `numbers` of things are equally frequent among the users."""
     totals = weights.sum(axis=2)
     chance = _chances(totals, shuffled(random, np.resize(numbers, len(totals))))
     bought = _drawn(random, chance)
