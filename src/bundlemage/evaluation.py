@@ -128,7 +128,8 @@ class MatchingEvaluator(Evaluator):
         if self.new is not None and can(model, SalesScorer):
             of_new = model.score_new_bundles(histories, contents, contents.rows(self.new))
             scores = scores.index_copy(1, self.new, of_new.to(scores))  # a model may return one row for all
-        return scores.masked_fill(histories.bundles.as_mask(scores.shape[1]), -torch.inf), positives
+        bought = histories.bundles.strong.as_mask(scores.shape[1])
+        return scores.masked_fill(bought, -torch.inf), positives
 
 
 class GenerationEvaluator(Evaluator):

@@ -36,7 +36,7 @@ from bundlemage.data.splits import Source, Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation import Evaluation, case_metrics, evaluation_of
 from bundlemage.models.auto import Auto, AutoConfig
-from bundlemage.models.base import Interactions, Matcher, Model, SalesScorer, Sizes, can, require
+from bundlemage.models.base import Matcher, Model, SalesScorer, Sizes, can, require
 from bundlemage.models.blend import Blend
 from bundlemage.models.config import LearnedConfig, ModelConfig
 from bundlemage.models.registry import check_ensemble, make_config, restored
@@ -145,7 +145,10 @@ class Recommender(Asker):
         trained = training.learned if isinstance(model, Auto) else model
         if trained is not None:  # fewer members after Ctrl-C
             self.ensemble = len(trained.members) if isinstance(trained, Blend) else 1
-        self._fitted = (model, Shop(split.dataset, resolve_device(self.config.device)))
+        self._fitted = (
+            model,
+            Shop(split.dataset, resolve_device(self.config.device), half_life=model.half_life),
+        )
         self._index, self.calibration = None, None
         self.new_bundle_calibration, self.new_bundle_credit = None, None
         self.held_out = split.dataset.user_bundle.nnz - split.train.user_bundle.nnz
@@ -211,7 +214,9 @@ class Recommender(Asker):
             return
         if "mostly_owned" in self.shop_settings.model_fields_set and not self._chose_share:
             return
-        share = best_share(self.model, split.validation, Interactions.of(split.train, self.shop.device))
+        share = best_share(
+            self.model, split.validation, self.model.interactions(split.train, self.shop.device)
+        )
         if share is not None:
             self.shop_settings = self.shop_settings.model_copy(update={"mostly_owned": share})
             self._chose_share = True
@@ -248,7 +253,7 @@ class Recommender(Asker):
     def evaluate(self, split: Split) -> Evaluation:
         """Return the metrics on a split's test cases. Histories come from the split's training part."""
         self.check_same_shop(split)
-        data = Interactions.of(split.train, self.shop.device)
+        data = self.model.interactions(split.train, self.shop.device)
         return evaluation_of(self.model, split, case_metrics(self.model, split, data))
 
     def check_same_shop(self, split: Split) -> None:
@@ -411,7 +416,7 @@ class Recommender(Asker):
         trade = Trade.of(dataset)
         if sales is not None:
             trade = replace(trade, item_sales=sales[0], bundle_sales=sales[1])
-        loaded._fitted = (model, Shop(dataset, on_device, trade))
+        loaded._fitted = (model, Shop(dataset, on_device, trade, half_life=model.half_life))
         return loaded
 
 

@@ -24,7 +24,7 @@ from bundlemage.evaluation import (
     suspicious,
 )
 from bundlemage.models.auto import LEARNED, TASKS, Auto
-from bundlemage.models.base import Completer, Interactions, Matcher, Model, Sizes, can
+from bundlemage.models.base import Completer, Matcher, Model, Sizes, can
 from bundlemage.readers.address import may_hold_a_password
 from bundlemage.recommender import Recommender
 from bundlemage.training.choosing import best_closed_forms, with_untried
@@ -75,7 +75,7 @@ def with_rule(card: Scorecard, recommender: Recommender, split: Split) -> Scorec
     """Adds what the shop's rule about owned bundles does to the model's figures."""
     if split.test is None or card.rows[0].matching is None:
         return card
-    data = Interactions.of(split.train, recommender.shop.device)
+    data = recommender.model.interactions(split.train, recommender.shop.device)
     found = effect(recommender.model, split.test, data, recommender.shop_settings, split.new_bundles)
     return replace(card, rule=found)
 
@@ -100,9 +100,11 @@ def competitors(recommender: Recommender, split: Split) -> list[Competitor]:
     forms: list[tuple[str, Mapping[str, Any]]] = [("popularity", {})]
     if quickly_tested(split):
         forms = (
-            best_closed_forms(split, device) if choice is None else with_untried(choice.closed_forms(), sizes)
+            best_closed_forms(split, device, half_life=model.half_life)
+            if choice is None
+            else with_untried(choice.closed_forms(), sizes)
         )
-    data = learning_data(split, device)
+    data = learning_data(split, device, model.half_life)
     tasks = [kind for kind in (Matcher, Completer) if can(model, kind)]
     for name, settings in forms:
         other = fit_closed_form(name, settings, sizes, data)
@@ -119,7 +121,7 @@ def quickly_tested(split: Split) -> bool:
 def scorecard(recommender: Recommender, split: Split, command: Command | None = None) -> Scorecard:
     """Returns the test figures of a model and its competitors."""
     recommender.check_same_shop(split)
-    data = Interactions.of(split.train, recommender.shop.device)
+    data = recommender.model.interactions(split.train, recommender.shop.device)
     found = competitors(recommender, split)
     measured = [case_metrics(each.model, split, data) for each in found]
     return with_rule(scorecard_of(found, measured, split, command), recommender, split)

@@ -15,6 +15,15 @@ class History:
 
     items: Sequence[Id] = ()
     bundles: Sequence[Id | Sequence[Id]] = ()
+    item_weights: Sequence[float] | None = None
+    """The strength of each item, above 0, in the order of `items`. What is below 1 was not bought, only
+    viewed, say. None: everything was bought, and counts the same."""
+    bundle_weights: Sequence[float] | None = None
+    """The same for `bundles`."""
+    rejected_items: Sequence[Id] = ()
+    """Items that the user returned or dislikes. They are not proposed, and neither are bundles with them."""
+    rejected_bundles: Sequence[Id] = ()
+    """Bundles that the user returned or dislikes. They are not recommended."""
 
 
 User: TypeAlias = Id | History

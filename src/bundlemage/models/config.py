@@ -110,6 +110,14 @@ class ModelConfig(BaseModel):
     """`auto` (CUDA, then MPS, then CPU), or a name such as `cpu`, `cuda`, `cuda:1`, `mps`."""
 
 
+class RecencyConfig(ModelConfig):
+    """The setting of every model that can count recent events more than old ones."""
+
+    half_life: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """The age in days at which an event counts half as much as a new one, in histories, losses and sales.
+    None: all ages count the same. It needs data with times."""
+
+
 class LearnedConfig(ModelConfig):
     """The settings of every model that learns by gradient steps."""
 
@@ -142,7 +150,7 @@ class LearnedConfig(ModelConfig):
     """Decay of the exponential moving average that replaces the trained weights; 0 for no average."""
 
 
-class BundleMageConfig(LearnedConfig):
+class BundleMageConfig(LearnedConfig, RecencyConfig):
     """Settings of BundleMage. The defaults were the most accurate on validation cases (docs/results.md). The
     recipe `youshu/bundlemage-paper` has the paper's settings. The paper's ablations are settings, too."""
 

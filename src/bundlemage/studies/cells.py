@@ -176,7 +176,7 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
     training = recommender.training
     assert training is not None
     started = time.perf_counter()
-    metrics = case_metrics(recommender.model, split, Interactions.of(split.train, where), KS)
+    metrics = case_metrics(recommender.model, split, recommender.model.interactions(split.train, where), KS)
     tested = evaluation_of(recommender.model, split, metrics)
     return Outcome(
         label=contender.label,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bundlemage.data.splits import Split
-from bundlemage.errors import BundleMageError, CheckpointError, NoModelYetError
+from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, NoModelYetError
 from bundlemage.models.auto import LEARNED, TASKS, AutoConfig
 from bundlemage.models.base import Divisible, Interactions, Learner, Model, Sizes, can, require
 from bundlemage.models.blend import Blend
@@ -83,8 +83,9 @@ def train(
         return _train_each(model, split, observers)
     if division.group is not None:
         require(model, Divisible).divide(division)
+    check_times(model, split)
     cases = ValidationCases.of(model, config, split)
-    whole = replace(Interactions.of(split.train, torch.device("cpu")), held_out=cases.held_out)
+    whole = replace(model.interactions(split.train, torch.device("cpu")), held_out=cases.held_out)
     data = division.part_of(whole).to(device)
     model.to(device)
     model.observe(data)
@@ -109,6 +110,17 @@ def train(
     return TrainingResult(
         progress.history, progress.best_epoch, time.perf_counter() - started, str(device), interrupted
     )
+
+
+def check_times(model: Model, split: Split) -> None:
+    """Raises `ConfigError` if the model has a half-life and the data has no times."""
+    if model.half_life is None:
+        return
+    if split.train.item_events.at is None and split.train.bundle_events.at is None:
+        raise ConfigError(
+            f"half_life={model.half_life:g} needs to know when users took things, but the data has no times: "
+            "give user_item or user_bundle a column 'at', or leave half_life out"
+        )
 
 
 def _train_each(model: Blend, split: Split, observers: Sequence[Observer]) -> TrainingResult:

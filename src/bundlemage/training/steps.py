@@ -131,7 +131,8 @@ class Stepper:
         self.model, self.scored, self.config, self.data = model, scored, config, data
         self.device = data.user_item.device
         alone = division.group is None  # data exchange between processes cannot be recorded
-        self.replays = alone and model.fixed_shapes and kernels_for(next(model.parameters())) is not None
+        fixed = model.fixed_shapes and not data.weighted  # the kernels know no weights
+        self.replays = alone and fixed and kernels_for(next(model.parameters())) is not None
         self.optimiser = Adam(model.parameters(), config.learning_rate, config.weight_decay)
         if self.replays:
             self.optimiser.rate = torch.tensor(config.learning_rate, device=self.device)
