@@ -182,6 +182,8 @@ def train(
             RunFolder(folder).discard()
     if as_json:
         chosen_parts = {"choice": measured.choice.to_json()} if measured.choice else {}
+        if measured.recency is not None:
+            chosen_parts["recency"] = measured.recency.to_json()
         show.print_json({"model": str(output), **_summary(training), **chosen_parts, **recommender.metrics})
     else:
         for part in _report(measured, card):
@@ -253,6 +255,8 @@ def evaluate(
     if as_json:
         choice = job.recommender.choice
         inside = {} if choice is None else {"choice": choice.to_json()}
+        if (recency := job.recommender.recency) is not None:
+            inside["recency"] = recency.to_json()
         show.print_json({"model": folder, "data_changed": changed, **inside, **card.to_json()})
         return
     show.say(f"{show.described(job.split.dataset)}; protocol {job.split.protocol}")

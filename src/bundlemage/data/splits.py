@@ -251,7 +251,7 @@ def held_out_in_words(split: Split) -> str:
     """Returns how the held-out pairs were chosen, as a part of a sentence."""
     if split.moments is not None:
         begin, end = map(in_words, (split.moments.validate_from, split.moments.test_from))
-        return f"all from before {begin}; the purchases until {end} validate, and the later ones are tested"
+        return f"all but what came from {begin} on; purchases until {end} validate, and later ones are tested"
     if not split.goes_by_time:
         return "the rest is held out"
     whose = "some users" if split.protocol == "some-users" else "each user"
