@@ -169,6 +169,7 @@ def sample(
     - no-items: users have bundles and no items.
     - views: for each purchase, a user has views of four other things, which tell nothing about the user; the
       column 'event' tells them apart.
+    - seasons: purchases of two years, with times; tastes drift, and bundles come, go and have seasons.
 
     Options:
         -o, --output DIR: Folder for the tables.

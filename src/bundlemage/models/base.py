@@ -254,7 +254,7 @@ class Model(nn.Module, ABC):
     @property
     def half_life(self) -> float | None:
         """The setting of this name, for `Interactions.of`; None: old events count as much as new ones."""
-        return getattr(self.config, "half_life", None)
+        return getattr(self.config, "chosen_half_life", None)
 
     def interactions(self, dataset: BundleDataset, device: torch.device) -> Interactions:
         """Returns a dataset as tensors, with the weights that this model gives to events."""

@@ -27,7 +27,6 @@ from scipy import sparse
 
 from bundlemage.data.dataset import (
     BUNDLE_SCHEMA,
-    EVENTS_OF,
     ITEM_SCHEMA,
     BundleDataset,
     Catalogue,
@@ -36,6 +35,7 @@ from bundlemage.data.dataset import (
     catalogue_table,
     pairs_of,
 )
+from bundlemage.data.events import UNDATED, Events
 from bundlemage.data.folders import beside
 from bundlemage.errors import ConfigError
 from bundlemage.sample import words
@@ -404,9 +404,10 @@ def write_shop(
 ) -> list[Path]:
     """Write the tables `user_item`, `user_bundle` and `bundle_item` of a data set, and its catalogue, if any.
 
-    If weights of pairs are known, they are the column `weight`. With `event_types`, a type of event and its
-    weight, they are the column `event` instead. `folder` must be new or empty. It is written completely or
-    not at all. Returns the paths of the files.
+    Times and weights of pairs are the columns `at` and `weight`. With `event_types`, a type of event and its
+    weight, weights are the column `event` instead. Rejected pairs are not written.
+
+    `folder` must be new or empty. It is written completely or not at all. Returns the paths of the files.
     """
     if format not in get_args(TableFormat):
         raise ConfigError(f"format {format!r} is unknown; use one of {', '.join(get_args(TableFormat))}")
@@ -430,31 +431,34 @@ def write_shop(
 def _tables(
     dataset: BundleDataset, event_types: Mapping[str, float] | None
 ) -> Iterator[tuple[str, pa.Table]]:
-    for name, rows, columns in (
-        ("user_item", dataset.users, dataset.items),
-        ("user_bundle", dataset.users, dataset.bundles),
-        ("bundle_item", dataset.bundles, dataset.items),
+    for name, rows, columns, events in (
+        ("user_item", dataset.users, dataset.items, dataset.item_events),
+        ("user_bundle", dataset.users, dataset.bundles, dataset.bundle_events),
+        ("bundle_item", dataset.bundles, dataset.items, Events()),
     ):
         positions = zip((rows, columns), pairs_of(getattr(dataset, name)), strict=True)
-        pairs = {f"{ids.kind}_id": ids.to_arrow().take(pa.array(at)) for ids, at in positions}
-        yield name, pa.table({**pairs, **_strengths(dataset, name, event_types)})
+        ids = {f"{kind.kind}_id": kind.to_arrow().take(pa.array(place)) for kind, place in positions}
+        yield name, pa.table({**ids, **_facts(events, event_types)})
     if dataset.catalogue is not None:
         for name, table in (("items", dataset.catalogue.items), ("bundles", dataset.catalogue.bundles)):
             known = [column for column in table.column_names if table[column].null_count < len(table)]
             yield name, table.select(known)
 
 
-def _strengths(
-    dataset: BundleDataset, matrix: str, event_types: Mapping[str, float] | None
-) -> dict[str, pa.Array]:
-    """The column with the strength of each pair of a matrix, if it is known."""
-    weight = getattr(dataset, EVENTS_OF[matrix]).weight if matrix in EVENTS_OF else None
-    if weight is None:
-        return {}
-    if event_types is None:
-        return {"weight": pa.array(weight)}
-    names = {np.float32(value): name for name, value in event_types.items()}
-    return {"event": pa.array([names[value] for value in weight], pa.string())}
+def _facts(events: Events, event_types: Mapping[str, float] | None) -> dict[str, Any]:
+    """The columns of what is known about the pairs. Times are in whole seconds if they all are."""
+    columns: dict[str, Any] = {}
+    if events.at is not None:
+        dated = events.at != UNDATED
+        whole = not (events.at[dated] % 1_000_000).any()
+        at = pa.array(np.where(dated, events.at, 0), pa.timestamp("us", "UTC"), mask=~dated)
+        columns["at"] = at.cast(pa.timestamp("s", "UTC")) if whole else at
+    if events.weight is not None and event_types is None:
+        columns["weight"] = pa.array(events.weight)
+    elif events.weight is not None and event_types is not None:
+        names = {np.float32(weight): name for name, weight in event_types.items()}
+        columns["event"] = pa.array([names[weight] for weight in events.weight], pa.string())
+    return columns
 
 
 def _flat(table: pa.Table) -> pa.Table:
