@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -267,6 +267,8 @@ class Source:
     """The split that the files themselves define, if they define one."""
     warnings: tuple[Problem, ...] = ()
     """Problems that did not stop the reader, and notes."""
+    event_types: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """For each table with types of events: how many rows each type has."""
 
 
 def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:

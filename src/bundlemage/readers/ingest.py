@@ -46,7 +46,7 @@ from bundlemage.readers.assemble import (
     repeated_purchases,
     unknown_id,
 )
-from bundlemage.readers.columns import CATALOGUE_SCHEMAS, TABLES, Columns
+from bundlemage.readers.columns import CATALOGUE_SCHEMAS, EVENTS, TABLES, VECTORS, Columns
 from bundlemage.readers.files import batches, locator, read_table, same_fault_once
 from bundlemage.readers.places import Place, TableFiles, find, place
 from bundlemage.readers.values import Locate, align, encode, read_column
@@ -187,6 +187,8 @@ class _Tables:
         """Read all tables; returns the warnings."""
         try:
             self._files, problems = find(self._where)
+            if VECTORS in self._files:
+                raise _SuspiciousError
             for table, files in self._files.items():
                 if table in CATALOGUE_SCHEMAS:
                     problems += self._load_catalogue(table, files)
@@ -228,6 +230,8 @@ class _Tables:
         for number, file in enumerate(files.files):
             self._progress(f"reading {table}", number, len(files.files))
             for batch in batches(table, file, found, BATCH_ROWS):
+                if set(batch.column_names) & set(EVENTS):
+                    raise _SuspiciousError
                 self._insert(table, pa.table({name: _texts(batch.column(name)) for name in TABLES[table]}))
                 rows[number] += batch.num_rows
         if not any(rows):
@@ -337,7 +341,8 @@ class _Tables:
         catalogue = None
         if kind in self._catalogue:
             vocabulary = Vocabulary(kind[:-1], self._ids(kind).to_pylist())
-            catalogue = align(self._catalogue[kind].columns, vocabulary, CATALOGUE_SCHEMAS[kind])
+            about = self._catalogue[kind]
+            catalogue = align(about.columns, about.facts, vocabulary, CATALOGUE_SCHEMAS[kind])
         for start in range(0, size, shard_rows):
             columns: dict[str, Any] = {}
             if catalogue is None:
