@@ -153,6 +153,11 @@ def train(
     show.warn(*job.source.warnings)
     _warn_bought_again(job.source.warnings, ShopSettings.of(chosen.shop).owned)
     _announce(split, f"{chosen.ensemble} × {chosen.model}" if chosen.ensemble > 1 else chosen.model, final)
+    if split.train.weighted and not model_class(chosen.model).reads_weights:
+        show.note(
+            f"{model_class(chosen.model).title} does not read the weights of events: every pair counts the "
+            "same, also what was only viewed"
+        )
     logs = [TensorBoard(tensorboard)] if tensorboard else []
     with Shown(show.notes) as progress:
         recommender = engine.train(job, [EpochProgress(progress), *logs], progress)

@@ -400,6 +400,11 @@ class BundleDataset:
         return replace(self, **matrices, **events)
 
     @property
+    def weighted(self) -> bool:
+        """Whether some pairs are stronger than others."""
+        return self.item_events.weight is not None or self.bundle_events.weight is not None
+
+    @property
     def bought_bundles(self) -> sparse.csr_matrix:
         """`user_bundle` with only the purchases. It is the same matrix if there are no weaker events."""
         return self.bundle_events.bought(self.user_bundle)
