@@ -190,7 +190,11 @@ def _by_column(split: Split, things: sparse.csr_matrix, column: str) -> Slicing:
         return Slicing(column, "", {})
     if not pa.types.is_list(values.type):
         mean = "" if whose == "right bundle" else "mean "
-        return _in_thirds(column, _mean_of(things, values.to_numpy()), f"The {mean}{column} of the {whose}")
+        return _in_thirds(
+            column,
+            _mean_of(things, values.to_numpy(zero_copy_only=False)),
+            f"The {mean}{column} of the {whose}",
+        )
     names, (matrix,) = tag_matrices([values])
     having = as_binary(things @ matrix)  # [cases, values]
     counts = np.bincount(having.indices, minlength=len(names))

@@ -162,6 +162,7 @@ def _table(result: TableResult, findings: Findings) -> dict[str, Any]:
                 "paper": {name: entry.paper.get(name) for name in plan.metrics},
                 "seeds": row.seeds if row else [],
                 "p": row and row.p,
+                "lists": asdict(row.lists) if row and row.lists else None,
                 "failure": row and row.failure,
             }
         )
@@ -171,6 +172,7 @@ def _table(result: TableResult, findings: Findings) -> dict[str, Any]:
         "cases": result.table.cases if result.table else None,
         "command": compare_command(result, findings) if result.table else None,
         "rows": rows,
+        "slices": [way.to_json() for way in result.table.slices] if result.table else [],
     }
 
 
