@@ -82,7 +82,8 @@ def train(
             that 'bundlemage models' lists.
         --set NAME=VALUE: A hyperparameter, e.g. embedding_dim=64. Repeatable.
         --shop KEY=VALUE: A setting of the shop that is saved with the model: currency=EUR, locale=de_DE,
-            price_ending=0.99, pays=missing, owned=show, stock=hide or mostly_owned=0.8. Repeatable.
+            price_ending=0.99, pays=missing, owned=show, stock=hide, mostly_owned=0.8
+            or diversity=0.3. Repeatable.
         --epochs: The maximum number of passes over the data.
         --seed: The seed of everything random in training.
         --protocol: auto (the data's own split, else paper, else some-users if paper would leave less than
