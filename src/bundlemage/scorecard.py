@@ -13,7 +13,9 @@ import numpy.typing as npt
 import torch
 
 from bundlemage.core.owned_rule import RuleEffect, effect
+from bundlemage.core.steering_curve import SteeringPoint, steering_curve
 from bundlemage.data.splits import PAD, PROTOCOLS, GenerationCases, MatchingCases, Split, SplitPlan
+from bundlemage.errors import ConfigError
 from bundlemage.evaluation import (
     Evaluation,
     PerCase,
@@ -25,6 +27,7 @@ from bundlemage.evaluation import (
 )
 from bundlemage.models.auto import LEARNED, TASKS, Auto
 from bundlemage.models.base import Completer, Interactions, Matcher, Model, Sizes, can
+from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.address import may_hold_a_password
 from bundlemage.recommender import Recommender
 from bundlemage.training.choosing import best_closed_forms, with_untried
@@ -78,6 +81,21 @@ def with_rule(card: Scorecard, recommender: Recommender, split: Split) -> Scorec
     data = Interactions.of(split.train, recommender.shop.device)
     found = effect(recommender.model, split.test, data, recommender.shop_settings, split.new_bundles)
     return replace(card, rule=found)
+
+
+def steering_of(
+    recommender: Recommender, split: Split, progress: Progress = in_silence
+) -> list[SteeringPoint]:
+    """Returns what variety and matched popularity cost on the test cases of matching. Raises `ConfigError` if
+    there are none."""
+    if not split.test or not len(split.test) or not can(recommender.model, Matcher):
+        raise ConfigError(
+            "there are no test cases of matching, so the cost of variety cannot be measured: train with a "
+            "protocol that holds some out, such as --protocol paper, and without --final"
+        )
+    data = Interactions.of(split.train, recommender.shop.device)
+    question = (recommender.model, split.test, data, recommender.shop_settings, split.new_bundles)
+    return steering_curve(*question, progress)
 
 
 def competitors(recommender: Recommender, split: Split) -> list[Competitor]:

@@ -17,6 +17,7 @@ from bundlemage.errors import Problem
 
 if TYPE_CHECKING:
     from bundlemage.core.shop import RecommendedBundle, RecommendedItem
+    from bundlemage.core.steering_curve import SteeringPoint
     from bundlemage.data.dataset import BundleDataset
     from bundlemage.data.leakage import Leakage
     from bundlemage.evaluation import Evaluation
@@ -119,6 +120,21 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
             shown.add_row(model, *cells)
         tables.append(shown)
     return Group(*tables) if tables else Text("There are no held-out test cases.")
+
+
+def steering(points: Sequence[SteeringPoint]) -> RenderableType:
+    """A table for each of the two weights that steer lists: what it changes, and what it costs."""
+    figures = ("ndcg_5", "ndcg_10", "recall_10", "coverage", "variety", "popularity_lift", "misplaced")
+    names = [f">{name.removeprefix('popularity_').replace('_', '@')}" for name in figures]
+    tables: list[RenderableType] = []
+    for weight, other in (("diversity", "match_popularity"), ("match_popularity", "diversity")):
+        shown = table(f"Lists of ten bundles with more {weight}", weight, *names)
+        for point in points:
+            if not getattr(point, other):
+                values = (f"{getattr(point, name):.3f}" for name in figures)
+                shown.add_row(f"{getattr(point, weight):g}", *values)
+        tables.append(shown)
+    return Group(*tables)
 
 
 def _metrics_beside(longest: int) -> list[str]:

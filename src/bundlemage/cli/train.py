@@ -210,6 +210,7 @@ def evaluate(
     engine: EngineOptions,
     location: str | None = None,
     table: Tables = None,
+    steering: bool = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -217,8 +218,10 @@ def evaluate(
 
     Options:
         location PATH: The data that the model was trained on.
+        --steering: Also print what varied lists, and lists as popular as what users have, cost in accuracy.
     """
     from bundlemage.engines.jobs import EvaluationJob
+    from bundlemage.scorecard import steering_of
 
     job = EvaluationJob(Path(folder), location, key_values(table, "--table"), device=device)
     with show.notes.status("reading the data"):
@@ -227,6 +230,7 @@ def evaluate(
         progress("loading", 0, 0)
         card = engine.evaluate(job, progress)
         changed = job.data_changed
+        curve = steering_of(job.recommender, job.split, progress) if steering else []
     show.warn(*job.source.warnings)
     if changed:
         show.warn(
@@ -236,7 +240,8 @@ def evaluate(
     if as_json:
         choice = job.recommender.choice
         inside = {} if choice is None else {"choice": choice.to_json()}
-        show.print_json({"model": folder, "data_changed": changed, **inside, **card.to_json()})
+        costs = {"steering": [point.to_json() for point in curve]} if steering else {}
+        show.print_json({"model": folder, "data_changed": changed, **inside, **card.to_json(), **costs})
         return
     show.say(f"{show.described(job.split.dataset)}; protocol {job.split.protocol}")
     if job.split.protocol == "none" and job.recommender.metrics.get("final"):
@@ -250,6 +255,8 @@ def evaluate(
         show.say(show.plain(line))
     if card.rule is not None:
         show.say(show.plain(card.rule))
+    if curve:
+        show.out.print(show.steering(curve))
     for text in card.findings:
         show.say(f"[yellow]note:[/] {show.plain(text)}")
     show.caveats(job.split.dataset)
