@@ -60,7 +60,7 @@ FILES = (
 ROWS_IN_A_GROUP = 2**17
 """Rows in a row group of the Parquet files. Small groups allow reading a few users without the others."""
 _PAIRS = pa.schema([("row", pa.int32()), ("column", pa.int32())])
-LATER = frozenset({"cost", "image_url"})
+LATER = frozenset({"cost", "image_url", "description", "vector"})
 """Columns of the catalogue that earlier versions did not save."""
 SCHEMAS = {
     "users": pa.schema([("user_id", pa.string())]),
@@ -68,7 +68,7 @@ SCHEMAS = {
     "bundles": BUNDLE_SCHEMA,
     **dict.fromkeys(MATRICES, _PAIRS),
 }
-BYTES_OF = {"INT32": 4, "INT64": 8, "DOUBLE": 8, "BYTE_ARRAY": 4}
+BYTES_OF = {"INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 """The bytes of a value in memory. Texts are read as dictionaries, so each is a number at first."""
 LARGEST = {
     MANIFEST: 2**20,

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy import sparse
 
+from bundlemage.data.events import NOTHING_KNOWN, Events
 from bundlemage.data.layered import MOST_CHANGES, changed
 from bundlemage.errors import UnknownIdError
 
@@ -34,6 +35,8 @@ ITEM_SCHEMA = pa.schema(
         ("stock", pa.int64()),
         ("cost", pa.float64()),  # what the shop pays for it
         ("image_url", pa.string()),
+        ("description", pa.string()),
+        ("vector", pa.list_(pa.float32())),  # what a text or image model says about it
     ]
 )
 BUNDLE_SCHEMA = pa.schema(
@@ -46,6 +49,8 @@ BUNDLE_SCHEMA = pa.schema(
         ("image_url", pa.string()),
     ]
 )
+EVENTS_OF = {"user_item": "item_events", "user_bundle": "bundle_events"}
+"""For each matrix with events: the field that holds what is known about its pairs."""
 INTEGER = r"0|-?[1-9][0-9]{0,17}"
 """A whole number in canonical form that fits into 64 bits."""
 _INTEGER = re.compile(rf"({INTEGER})\Z")
@@ -290,7 +295,9 @@ def fingerprint(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def _digest(part: Vocabulary | sparse.csr_matrix, piece: int = 1_000_000) -> str:
+def _digest(part: Vocabulary | sparse.csr_matrix | npt.NDArray[Any], piece: int = 1_000_000) -> str:
+    if isinstance(part, np.ndarray):
+        return hashlib.sha256(part.astype(part.dtype.newbyteorder("<"), copy=False).tobytes()).hexdigest()
     if isinstance(part, Vocabulary):
         digest = PartDigest(part.kind)
         for start in range(0, len(part), piece):
@@ -337,6 +344,10 @@ class BundleDataset:
     name: str = "dataset"
     notes: tuple[str, ...] = field(default=())
     """Facts to know before comparing figures, such as that a matrix was reconstructed."""
+    item_events: Events = NOTHING_KNOWN
+    """When and how strongly users took items: facts about the pairs of `user_item`."""
+    bundle_events: Events = NOTHING_KNOWN
+    """The same for `user_bundle`."""
     known_digests: tuple[tuple[object, str], ...] = field(default=(), repr=False, compare=False)
     """Pairs: a vocabulary or matrix that was not read completely, and the digest of the complete one."""
 
@@ -359,6 +370,8 @@ class BundleDataset:
             )
             if not is_binary:
                 object.__setattr__(self, attribute, as_binary(matrix))
+        for attribute, field_name in EVENTS_OF.items():
+            getattr(self, field_name).check(getattr(self, attribute), attribute)
         if self.catalogue is not None:
             catalogue = self.catalogue
             for table, ids in ((catalogue.items, self.items), (catalogue.bundles, self.bundles)):
@@ -375,8 +388,16 @@ class BundleDataset:
         return cls(user_item, user_bundle, bundle_item, users, items, bundles, **more)
 
     def with_interactions(self, **matrices: sparse.csr_matrix) -> BundleDataset:
-        """Returns a data set with other matrices but the same vocabularies and catalogue, for a split."""
-        return replace(self, **matrices)
+        """Returns a data set with other matrices but the same vocabularies and catalogue, for a split.
+
+        What is known about the pairs follows them.
+        """
+        events = {
+            field_name: getattr(self, field_name).of(getattr(self, name), matrices[name])
+            for name, field_name in EVENTS_OF.items()
+            if name in matrices
+        }
+        return replace(self, **matrices, **events)
 
     def only_bundles(self, kept: Positions) -> BundleDataset:
         """Returns a data set with only the bundles at these positions, in this order."""
@@ -385,7 +406,8 @@ class BundleDataset:
         if catalogue is not None:
             catalogue = replace(catalogue, bundles=catalogue.bundles.take(kept))
         matrices = {"user_bundle": self.user_bundle[:, kept], "bundle_item": self.bundle_item[kept]}
-        return replace(self, **matrices, bundles=bundles, catalogue=catalogue)
+        events = self.bundle_events.columns(self.user_bundle, kept)
+        return replace(self, **matrices, bundles=bundles, catalogue=catalogue, bundle_events=events)
 
     def item_title(self, position: int) -> str | None:
         return None if self.catalogue is None else self.catalogue.items["title"][position].as_py()
@@ -398,14 +420,20 @@ class BundleDataset:
         return fingerprint(self.digests())
 
     def digests(self) -> dict[str, str]:
-        """Returns a SHA-256 of each vocabulary and of each matrix."""
+        """Returns a SHA-256 of each vocabulary, of each matrix and of what is known about its pairs."""
         digests = {}
         for name in ("users", "items", "bundles", "user_item", "user_bundle", "bundle_item"):
             part = getattr(self, name)
             # Compared by identity: a part that was replaced, as in a split, has another digest.
-            known = next((digest for owner, digest in self.known_digests if owner is part), None)
-            digests[name] = known or _digest(part)
+            digests[name] = self._known_digest(part) or _digest(part)
+        for name, field_name in EVENTS_OF.items():
+            for fact, part in vars(getattr(self, field_name)).items():
+                if part is not None:  # data without events keeps the fingerprint that it always had
+                    digests[f"{name}_{fact}"] = self._known_digest(part) or _digest(part)
         return digests
+
+    def _known_digest(self, part: object) -> str | None:
+        return next((digest for owner, digest in self.known_digests if owner is part), None)
 
     @property
     def sizes(self) -> Mapping[str, int]:

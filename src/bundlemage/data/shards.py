@@ -197,7 +197,9 @@ class Layout:
         unnamed = [] if ids else [(vocabularies[kind], self.digests[kind]) for kind in KINDS]
         return BundleDataset(
             **matrices,
-            **vocabularies,
+            users=vocabularies["users"],
+            items=vocabularies["items"],
+            bundles=vocabularies["bundles"],
             catalogue=Catalogue(tables["items"], tables["bundles"]) if ids and self.catalogue else None,
             name=self.name,
             notes=self.notes,

@@ -154,7 +154,7 @@ class SplitPlan:
         # This digest does not need the whole user_item. The fingerprint has that of the training pairs, too.
         digest = hashlib.sha256(f"without held-out {dataset.fingerprint()}".encode()).hexdigest()
         known = (*train.known_digests, (user_item, digest))
-        train = replace(train, user_item=user_item, known_digests=known)
+        train = replace(train.with_interactions(user_item=user_item), known_digests=known)
         return replace(split, train=train, histories="without held-out")
 
 

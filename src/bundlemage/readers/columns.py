@@ -38,6 +38,8 @@ _ALIASES = {
         "discount": "discounts discountrate",
         "cost": "costs unitcost itemcost costprice purchaseprice",
         "image_url": "imageurl image images imagelink picture pictures pictureurl",
+        "description": "descriptions desc summary abstract blurb longdescription",
+        "vector": "vectors embedding embeddings features featurevector",
     }.items()
 }
 """For each column its other names, without spaces and punctuation. The first name has precedence."""

@@ -5,6 +5,7 @@ For speed a column is first reduced to its distinct values. Only the distinct va
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -272,6 +273,21 @@ def _tags(value: Any) -> list[str] | None:
     return [tag for text in found if (tag := decoded(text).strip())] or None
 
 
+def _vector(value: Any) -> tuple[float, ...] | None:
+    """Returns a vector, from a list of numbers or from text such as `[0.1, -0.2]`."""
+    if isinstance(value, str | bytes):
+        text = _text(value).strip()
+        value = json.loads(text) if text else None
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError
+    numbers = tuple(float(number) for number in value if isinstance(number, int | float))
+    if len(numbers) < len(value) or not all(map(math.isfinite, numbers)):
+        raise ValueError
+    return numbers
+
+
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
@@ -321,6 +337,16 @@ _DETAILS: Mapping[str, tuple[Callable[[Any], Any], _Fault]] = {
             'Write it as ["Action", "Role play"] or as Action;Role play, or leave it: then there are no tags',
             "unread-tags",
             "warning",
+        ),
+    ),
+    "description": (_title, _BROKEN_TEXT),
+    "vector": (
+        _vector,
+        _Fault(
+            "{name} is {value}; expected a list of numbers",
+            "Write it as [0.1, -0.2, 0.3], each vector with the same length and without NaN; leave it empty "
+            "if there is none",
+            "bad-vector",
         ),
     ),
     "price": (_amount, _BAD_AMOUNT),
