@@ -124,11 +124,11 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
 
 def steering(points: Sequence[SteeringPoint]) -> RenderableType:
     """A table for each of the two weights that steer lists: what it changes, and what it costs."""
-    figures = ("ndcg_5", "ndcg_10", "recall_10", "coverage", "variety", "popularity_lift", "misplaced")
+    figures = ("ndcg_5", "ndcg_10", "coverage", "variety", "popularity_lift", "misplaced")
     names = [f">{name.removeprefix('popularity_').replace('_', '@')}" for name in figures]
     tables: list[RenderableType] = []
     for weight, other in (("diversity", "match_popularity"), ("match_popularity", "diversity")):
-        shown = table(f"Lists of ten bundles with more {weight}", weight, *names)
+        shown = table(f"Lists of ten bundles by {weight}", "weight", *names)
         for point in points:
             if not getattr(point, other):
                 values = (f"{getattr(point, name):.3f}" for name in figures)

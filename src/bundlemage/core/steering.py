@@ -36,9 +36,9 @@ for all these lengths, so a shorter list is the beginning of a longer one. A lon
 as many candidates as its length."""
 GROUPS = 3
 """Popularity groups: the best sellers that make the first third of all sales, the second third, the rest."""
-SLOTS_AT_A_TIME = 2**16
+SLOTS_AT_A_TIME = 2**14
 """The maximum number of candidates, of all users together, whose vectors are in memory at the same time."""
-DECIMALS = 6
+DECIMALS = 5
 """Cosines are rounded to so many decimals, so that equal bundles stay equal in a batch of any size."""
 
 Similar: TypeAlias = Callable[[Tensor], Tensor]
@@ -129,10 +129,13 @@ def similarity(model: Model, batch: Batch, positions: Tensor) -> Similar:
     if not can(model, Embedder):
         return _overlap(batch.goods, positions)
     different, place = torch.unique(positions, return_inverse=True)
-    vectors = model.vectors_of_bundles(batch.contents.rows(different))
-    pool = F.normalize(vectors.to(_real(vectors)), dim=1)[place]  # [rows, pool, d]
+    vectors = F.normalize(model.vectors_of_bundles(batch.contents.rows(different)).float(), dim=1)
     row = torch.arange(len(positions), device=positions.device)
-    return lambda pick: (pool @ pool[row, pick][:, :, None])[:, :, 0].round(decimals=DECIMALS)
+    if len(different) ** 2 <= 8 * positions.numel():  # few bundles for many users: each cosine once
+        table = (vectors @ vectors.T).round(decimals=DECIMALS)
+        return lambda pick: table[place[row, pick][:, None], place]
+    pool = vectors[place]  # [rows, pool, d]
+    return lambda pick: (pool[row, pick][:, None] @ pool.mT)[:, 0].round(decimals=DECIMALS)
 
 
 def _overlap(goods: Goods, positions: Tensor) -> Similar:
