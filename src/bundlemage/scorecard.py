@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from bundlemage.core.owned_rule import RuleEffect, effect
-from bundlemage.core.steering_curve import SteeringPoint, steering_curve
 from bundlemage.data.splits import PAD, PROTOCOLS, GenerationCases, MatchingCases, Split, SplitPlan
 from bundlemage.errors import ConfigError
 from bundlemage.evaluation import (
@@ -25,6 +24,7 @@ from bundlemage.evaluation import (
     paired_p,
     suspicious,
 )
+from bundlemage.measures.steering import SteeringPoint, steering_curve
 from bundlemage.models.auto import LEARNED, TASKS, Auto
 from bundlemage.models.base import Completer, Interactions, Matcher, Model, Sizes, can
 from bundlemage.progress import Progress, in_silence
@@ -94,7 +94,7 @@ def steering_of(
             "protocol that holds some out, such as --protocol paper, and without --final"
         )
     data = Interactions.of(split.train, recommender.shop.device)
-    question = (recommender.model, split.test, data, recommender.shop_settings, split.new_bundles)
+    question = (recommender.model, split, split.test, data, recommender.shop_settings)
     return steering_curve(*question, progress)
 
 

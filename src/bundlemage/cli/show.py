@@ -17,10 +17,10 @@ from bundlemage.errors import Problem
 
 if TYPE_CHECKING:
     from bundlemage.core.shop import RecommendedBundle, RecommendedItem
-    from bundlemage.core.steering_curve import SteeringPoint
     from bundlemage.data.dataset import BundleDataset
     from bundlemage.data.leakage import Leakage
     from bundlemage.evaluation import Evaluation
+    from bundlemage.measures.steering import SteeringPoint
     from bundlemage.studies.standings import ResultTable
     from bundlemage.training.history import EpochRecord
     from bundlemage.wire.shop import ShopSettings
@@ -110,7 +110,7 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
         cases = getattr(rows[0], f"{task}_cases")
         metrics = _metrics_beside(max(len(model) for model, _ in measured))
         shown = table(
-            f"{question}  ({task}, {cases:,} cases)", "model", *(f">{metric}" for metric in metrics)
+            f"{question}  ({task}, {cases:,} cases)", "model", *(f">{name}" for name in columns.values())
         )
         for model, values in measured:
             cells = []
@@ -124,15 +124,18 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
 
 def steering(points: Sequence[SteeringPoint]) -> RenderableType:
     """A table for each of the two weights that steer lists: what it changes, and what it costs."""
-    figures = ("ndcg_5", "ndcg_10", "coverage", "variety", "popularity_lift", "misplaced")
-    names = [f">{name.removeprefix('popularity_').replace('_', '@')}" for name in figures]
+    columns = {"ndcg@5": "ndcg@5", "ndcg@10": "ndcg@10"}
+    columns |= {f"{name}@10": name for name in ("coverage", "diversity", "lift", "misplaced")}
     tables: list[RenderableType] = []
     for weight, other in (("diversity", "match_popularity"), ("match_popularity", "diversity")):
-        shown = table(f"Lists of ten bundles by {weight}", "weight", *names)
+        shown = table(
+            f"Lists of ten bundles by {weight}", "weight", *(f">{name}" for name in columns.values())
+        )
         for point in points:
             if not getattr(point, other):
-                values = (f"{getattr(point, name):.3f}" for name in figures)
-                shown.add_row(f"{getattr(point, weight):g}", *values)
+                values = (point.metrics[metric] for metric in columns)
+                cells = ("" if value is None else f"{value:.3f}" for value in values)
+                shown.add_row(f"{getattr(point, weight):g}", *cells)
         tables.append(shown)
     return Group(*tables)
 
