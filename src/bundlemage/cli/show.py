@@ -110,7 +110,7 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
         cases = getattr(rows[0], f"{task}_cases")
         metrics = _metrics_beside(max(len(model) for model, _ in measured))
         shown = table(
-            f"{question}  ({task}, {cases:,} cases)", "model", *(f">{name}" for name in columns.values())
+            f"{question}  ({task}, {cases:,} cases)", "model", *(f">{metric}" for metric in metrics)
         )
         for model, values in measured:
             cells = []
