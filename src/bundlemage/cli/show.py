@@ -125,11 +125,11 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
 def steering(points: Sequence[SteeringPoint]) -> RenderableType:
     """A table for each of the two weights that steer lists: what it changes, and what it costs."""
     columns = {"ndcg@5": "ndcg@5", "ndcg@10": "ndcg@10"}
-    columns |= {f"{name}@10": name for name in ("coverage", "diversity", "lift", "misplaced")}
+    columns |= {f"{name}@10": name for name in ("coverage", "diversity", "cosine", "lift", "misplaced")}
     tables: list[RenderableType] = []
     for weight, other in (("diversity", "match_popularity"), ("match_popularity", "diversity")):
         shown = table(
-            f"Lists of ten bundles by {weight}", "weight", *(f">{name}" for name in columns.values())
+            f"Lists of ten bundles by {weight}", "value", *(f">{name}" for name in columns.values())
         )
         for point in points:
             if not getattr(point, other):

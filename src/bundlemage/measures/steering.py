@@ -12,7 +12,7 @@ from torch import Tensor
 from bundlemage.core.answering import Batch
 from bundlemage.core.ownership import Goods
 from bundlemage.core.ranking import Ranker, Ranking
-from bundlemage.core.steering import POOL, Steering, popularity_groups, shares_of_groups
+from bundlemage.core.steering import POOL, Similar, Steering, popularity_groups, shares_of_groups, similarity
 from bundlemage.data.dataset import binary_matrix
 from bundlemage.data.splits import MatchingCases, Split
 from bundlemage.evaluation import PerCase, means
@@ -37,8 +37,9 @@ class SteeringPoint:
     diversity: float
     match_popularity: float
     metrics: Mapping[str, float | None]
-    """Accuracy (`ndcg@5`, `recall@10`, …), the measures of lists (`coverage@10`, …) and `misplaced@10`: the
-    share of a list that is of another group of popularity than in the user's own bundles."""
+    """Accuracy (`ndcg@5`, `recall@10`, …) and the measures of lists (`coverage@10`, …). `cosine@10` is the
+    mean cosine of two bundles of a list, which `diversity` lowers. `misplaced@10` is the share of a list that
+    is of another group of popularity than in the user's own bundles, which `match_popularity` lowers."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -120,6 +121,7 @@ class _Lists:
         is_taken = taken.as_mask(len(self._groups)).gather(1, positions.clamp(min=0)) & filled
         return {
             **_accuracy(is_taken, taken.lengths),
+            f"cosine@{K}": _mean_cosine(similarity(self._model, batch, ranking.positions), filled),
             f"misplaced@{K}": (mixes[0] - mixes[1]).abs().sum(1) / 2,
         }
 
@@ -134,6 +136,18 @@ def _listed(ranking: Ranking) -> Tensor:
     """The bundles of each list; -1 after the last one."""  # [rows, k]
     place = torch.arange(ranking.positions.shape[1], device=ranking.positions.device)
     return ranking.positions.masked_fill(place >= ranking.counts[:, None], -1)
+
+
+def _mean_cosine(similar: Similar, filled: Tensor) -> Tensor:
+    """The mean over all pairs of two bundles of a list; nan for a list of one bundle."""  # [rows]
+    total, pairs = torch.zeros((2, len(filled)), dtype=torch.float64, device=filled.device)
+    for place in range(1, filled.shape[1]):
+        both = filled[:, :place] & filled[:, place, None]
+        cosines = similar(torch.full((len(filled),), place, device=filled.device))
+        total += (cosines[:, :place] * both).sum(1)
+        pairs += both.sum(1)
+    means: Tensor = total / pairs
+    return means
 
 
 def _accuracy(is_taken: Tensor, taken: Tensor) -> PerCase:
