@@ -260,8 +260,8 @@ def test_a_model_without_vectors_is_varied_by_items() -> None:
 
 
 def shop_of_two_tastes() -> BundleDataset:
-    """Ten best sellers and 90 bundles that few have. A third of the users have only the first, the others only
-    the others, and items tell nothing. So the ten are the group of best sellers."""
+    """Ten best sellers and 90 bundles that few have. A third of the users have only best sellers, the others
+    have none, and items tell nothing. So the ten are the first group of popularity."""
     random = np.random.default_rng(1)
     contents = [random.choice(60, 4, replace=False).tolist() for _ in range(100)]
     bought = [random.choice(10, 3, replace=False).tolist() for _ in range(100)]
