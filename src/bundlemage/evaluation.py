@@ -285,6 +285,22 @@ def _columns(positives: Ragged, candidates: Tensor) -> Ragged:
 
 
 @dataclass(frozen=True)
+class ListMeasures:
+    """The measures of one model's lists, such as `coverage@10` (see `measures.lists`). None where nothing can
+    be measured."""
+
+    bundles: Mapping[str, float | None]
+    items: Mapping[str, float | None]
+    """The same for the items inside the bundles of the lists."""
+    users: int
+    """The number of lists."""
+    of_users: int
+    """The number of test users. If it is higher, the lists are those of a random sample of them."""
+    diversity_by: str
+    """`tags`, or `items` if the catalogue has no tags: two bundles are alike if they have the same items."""
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """One model's results on the test cases of a split. They are None for a task without cases or scores."""
 
@@ -302,6 +318,8 @@ class Evaluation:
     """The same share for bundles that these users do not have."""
     histories: str = "as given"
     """How histories were used: `as given` or `without held-out`."""
+    lists: ListMeasures | None = None
+    """The measures of the model's answer lists. None if they were not measured."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -24,6 +24,9 @@ from bundlemage.evaluation import (
     paired_p,
     suspicious,
 )
+from bundlemage.measures.lists import list_measures
+from bundlemage.measures.meaning import MEANING, SLICE_METRICS
+from bundlemage.measures.slices import SlicedFigures, case_groups, sliced, slicings
 from bundlemage.measures.steering import SteeringPoint, steering_curve
 from bundlemage.models.auto import LEARNED, TASKS, Auto
 from bundlemage.models.base import Completer, Interactions, Matcher, Model, Sizes, can
@@ -47,6 +50,7 @@ Command: TypeAlias = Callable[["Competitor"], str]
 """Returns the command that trains a competitor."""
 ByTask: TypeAlias = Mapping[str, PerCase]
 """The metrics of each case, for each task."""
+BySlice: TypeAlias = Mapping[str, tuple[SlicedFigures, ...]]
 
 
 @dataclass(frozen=True)
@@ -66,21 +70,24 @@ class Scorecard:
     rule: RuleEffect | None = None
     """What the shop's rule about owned bundles does to the figures. None if matching is not tested."""
 
+    slices: BySlice = field(default_factory=dict)
+    """The model's figures in slices of the test cases, for each task."""
+
     def to_json(self) -> dict[str, Any]:
         return {
-            "test": [row.to_json() for row in self.rows],
+            **figures_json(self.rows, self.slices),
             "findings": list(self.findings),
             "owned_rule": None if self.rule is None else self.rule.to_json(),
         }
 
 
-def with_rule(card: Scorecard, recommender: Recommender, split: Split) -> Scorecard:
-    """Adds what the shop's rule about owned bundles does to the model's figures."""
-    if split.test is None or card.rows[0].matching is None:
-        return card
-    data = Interactions.of(split.train, recommender.shop.device)
-    found = effect(recommender.model, split.test, data, recommender.shop_settings, split.new_bundles)
-    return replace(card, rule=found)
+def figures_json(rows: Sequence[Evaluation], slices: BySlice) -> dict[str, Any]:
+    """Returns the figures of models as `metrics.json` has them, with what each measure means."""
+    return {
+        "test": [row.to_json() for row in rows],
+        "slices": {task: [way.to_json() for way in ways] for task, ways in slices.items()},
+        "meaning": MEANING,
+    }
 
 
 def steering_of(
@@ -134,13 +141,30 @@ def quickly_tested(split: Split) -> bool:
     return split.test is None or len(split.test) * len(split.dataset.bundles) <= MOST_SCORES
 
 
-def scorecard(recommender: Recommender, split: Split, command: Command | None = None) -> Scorecard:
-    """Returns the test figures of a model and its competitors."""
+def scorecard(
+    recommender: Recommender, split: Split, command: Command | None = None, slice_by: Sequence[str] = ()
+) -> Scorecard:
+    """Returns the test figures of a model and its competitors. `slice_by` names columns of the catalogue."""
     recommender.check_same_shop(split)
     data = Interactions.of(split.train, recommender.shop.device)
     found = competitors(recommender, split)
     measured = [case_metrics(each.model, split, data) for each in found]
-    return with_rule(scorecard_of(found, measured, split, command), recommender, split)
+    card = scorecard_of(found, measured, split, command, slice_by)
+    return beyond_accuracy(card, found, recommender, split)
+
+
+def beyond_accuracy(
+    card: Scorecard, models: Sequence[Competitor], recommender: Recommender, split: Split
+) -> Scorecard:
+    """Adds the measures of the models' lists, and what the rule about owned bundles does to the first
+    model's figures."""
+    if split.test is None or card.rows[0].matching is None:
+        return card
+    data = Interactions.of(split.train, recommender.shop.device)
+    lists = list_measures([each.model for each in models], split, data)
+    rows = tuple(replace(row, lists=each) for row, each in zip(card.rows, lists, strict=True))
+    rule = effect(recommender.model, split.test, data, recommender.shop_settings, split.new_bundles)
+    return replace(card, rows=rows, rule=rule)
 
 
 def scorecard_of(
@@ -148,6 +172,7 @@ def scorecard_of(
     measured: Sequence[ByTask],
     split: Split,
     command: Command | None = None,
+    slice_by: Sequence[str] = (),
 ) -> Scorecard:
     """Makes a scorecard of metrics that are measured already. The first model is the one in question. The
     others have only figures for its tasks."""
@@ -159,7 +184,14 @@ def scorecard_of(
     for task in TASKS:
         if getattr(rows[0], task):
             found += _findings(task, models, measured, split, command)
-    return Scorecard(rows, tuple(found))
+    slices = {}
+    for task, ways in slicings(split, slice_by).items():
+        if task in measured[0]:
+            own = measured[0][task]
+            values = {name: own[name].double().cpu().numpy() for name in SLICE_METRICS if name in own}
+            groups = case_groups(split, task)
+            slices[task] = tuple(sliced(values, way, groups) for way in ways)
+    return Scorecard(rows, tuple(found), slices=slices)
 
 
 def _findings(

@@ -171,6 +171,9 @@ def comparison_table(results: ResultTable, columns: Sequence[str]) -> Renderable
             continue
         cells = []
         for column in columns:
+            if column not in row.metrics:
+                cells.append("–")
+                continue
             spread = row.metrics[column]
             mean = render.figure(spread.mean)
             mean = f"[bold]{mean}[/]" if column in row.best else mean
@@ -179,6 +182,8 @@ def comparison_table(results: ResultTable, columns: Sequence[str]) -> Renderable
     failed = [
         f"[red]{plain(row.label)} failed:[/] {plain(row.failure)}" for row in results.rows if row.failure
     ]
+    unknown = any(row.metrics and column not in row.metrics for row in results.rows for column in columns)
+    failed += [f"[dim]–: {render.NOT_STORED}.[/]"] * unknown
     return Group(shown, *failed, f"[dim]{plain(render.legend(results))}[/]", "")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bundlemage.cli import show
+from bundlemage.cli import measures, show
 from bundlemage.cli.options import (
     AsJson,
     Count,
@@ -194,6 +194,7 @@ def _report(recommender: Recommender, card: Scorecard) -> Iterator[RenderableTyp
 
     yield show.curve(recommender.history, SELECTION_METRIC)
     yield show.evaluations(card.rows)
+    yield from measures.answer_lists(card.rows)
     for line in recommender.choice_in_words():
         yield show.plain(line)
     if card.rule is not None:
@@ -212,18 +213,24 @@ def evaluate(
     table: Tables = None,
     steering: bool = False,
     device: Device = "auto",
+    slices: bool = False,
+    slice_by: list[str] | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the model in DIR on the test cases of PATH, which were held out of its training.
 
     Options:
         location PATH: The data that the model was trained on.
+        --slices: Also show the figures for cold, warm and hot users, and for bundles by popularity, by size,
+            new or known.
+        --slice-by COLUMN: Also show the figures by a column of the catalogue, such as tags or price.
+            Repeatable; shows all other slices, too.
         --steering: Also print what varied lists, and lists as popular as what users have, cost in accuracy.
     """
     from bundlemage.engines.jobs import EvaluationJob
     from bundlemage.scorecard import steering_of
 
-    job = EvaluationJob(Path(folder), location, key_values(table, "--table"), device=device)
+    job = EvaluationJob(Path(folder), location, key_values(table, "--table"), slice_by or (), device=device)
     with show.notes.status("reading the data"):
         _ = job.source  # raises an error if there is none, before the model is loaded
     with Shown(show.notes, "evaluating") as progress:
@@ -250,7 +257,9 @@ def evaluate(
             f"{show.plain(Path(folder) / 'README.md')} has the figures from before the final training."
         )
         return
-    show.out.print(show.evaluations(card.rows))
+    show.out.print(show.evaluations(card.rows), *measures.answer_lists(card.rows))
+    if slices or slice_by:
+        show.out.print(*measures.slices(card.slices))
     for line in job.recommender.choice_in_words():
         show.say(show.plain(line))
     if card.rule is not None:

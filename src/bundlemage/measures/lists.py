@@ -7,8 +7,8 @@ answers. The items of a list are those inside its bundles, each once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from scipy import sparse
 from bundlemage.core.ranking import top
 from bundlemage.data.dataset import BundleDataset, as_binary, binary_matrix
 from bundlemage.data.splits import MatchingCases, Split
-from bundlemage.evaluation import MatchingEvaluator
+from bundlemage.evaluation import ListMeasures, MatchingEvaluator
 from bundlemage.measures.meaning import LIST_MEASURES
 from bundlemage.models.base import Interactions, Matcher, Model, can
 
@@ -33,24 +33,6 @@ that this needs more scores, they are made for fewer, but for at least `FEWEST_U
 MOST_PAIRS = 200
 """Of a list with more pairs, diversity is the mean over this many pairs, drawn with a fixed seed."""
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class ListMeasures:
-    """The measures of one model's lists, such as `coverage@10`. None where nothing can be measured."""
-
-    bundles: Mapping[str, float | None]
-    items: Mapping[str, float | None]
-    """The same for the items inside the bundles of the lists."""
-    users: int
-    """The number of lists."""
-    of_users: int
-    """The number of test users. If it is higher, the lists are those of a random sample of them."""
-    diversity_by: str
-    """`tags`, or `items` if the catalogue has no tags: two bundles are alike if they have the same items."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

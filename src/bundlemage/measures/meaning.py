@@ -33,6 +33,19 @@ LIST_MEASURES = ("coverage", "novelty", "gini", "diversity", "lift")
 SHOWN = tuple(f"{name}@{k}" for name in ("ndcg", "recall") for k in (5, 10, 20))
 """The metrics of cases that tables show. JSON has all of them."""
 
+SLICE_SHOWN = ("ndcg@5", "recall@20")
+"""The metrics that tables of slices show."""
+SLICE_METRICS = ("ndcg@5", "ndcg@10", "ndcg@20", "recall@5", "recall@20", "mrr@10", "hit@10")
+"""The metrics of slices in JSON."""
+FEWEST_CASES, FEWEST_GROUPS = 30, 10
+"""The figures of a slice with fewer cases, or with cases of fewer held-out bundles, say little."""
+FEW = "few"
+"""Marks such a slice."""
+FEW_MEANS = (
+    f"fewer than {FEWEST_CASES} cases, or cases of fewer than {FEWEST_GROUPS} held-out bundles, so the "
+    "figures say little."
+)
+
 
 def title(metric: str) -> str:
     """Returns the title of a metric, such as `nDCG@5` for `ndcg@5`."""

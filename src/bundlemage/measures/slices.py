@@ -20,11 +20,10 @@ from scipy import sparse
 from bundlemage.data.dataset import as_binary
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split
 from bundlemage.errors import ConfigError
-from bundlemage.evaluation import PerCase, mean_error
+from bundlemage.evaluation import mean_error
 from bundlemage.measures.lists import tag_matrices
+from bundlemage.measures.meaning import FEWEST_CASES, FEWEST_GROUPS
 
-FEWEST_CASES = 30
-"""The figures of a slice with fewer independent cases say little."""
 MOST_VALUES = 12
 """Of a column with more different values, the others are one slice."""
 SIZE = "size of the bundle"
@@ -61,9 +60,9 @@ class Slice:
     name: str
     cases: int
     little: bool
-    """Whether the figures say little: it has fewer than `FEWEST_CASES` independent cases. The cases of one
-    held-out bundle count as one."""
+    """Whether the figures say little: it has too few cases, or cases of too few held-out bundles."""
     metrics: Mapping[str, Figure]
+    """By metric, or in a comparison by model."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +77,22 @@ class SlicedFigures:
         return asdict(self)
 
 
-def sliced(metrics: PerCase, slicing: Slicing, groups: Array | None = None) -> SlicedFigures:
-    """Returns the figures in each slice. `groups` has the group of each case (see `mean_error`)."""
-    values = {name: each.double().cpu().numpy() for name, each in metrics.items()}
+def case_groups(split: Split, task: str) -> Array | None:
+    """Returns the held-out bundle of each generation case. Cases of a bundle have the same right answers."""
+    return split.generation.bundles if task == "generation" and split.generation else None
+
+
+def sliced(values: Mapping[str, Array], slicing: Slicing, groups: Array | None = None) -> SlicedFigures:
+    """Returns the figures in each slice. `values` has the value of each case, by metric or by model, and
+    `groups` the group of each case (see `mean_error`)."""
     slices = []
     for name, rows in slicing.slices.items():
         inside = None if groups is None else groups[rows]
         found = {metric: mean_error(each[rows], inside) for metric, each in values.items()}
-        independent = max((each.count for each in found.values()), default=0)
+        count = max((each.count for each in found.values()), default=0)
+        little = len(rows) < FEWEST_CASES or (groups is not None and count < FEWEST_GROUPS)
         figures = {metric: Figure(each.mean, each.error) for metric, each in found.items() if each.count}
-        slices.append(Slice(name, len(rows), independent < FEWEST_CASES, figures))
+        slices.append(Slice(name, len(rows), little, figures))
     return SlicedFigures(slicing.by, slicing.about, tuple(slices))
 
 
@@ -150,7 +155,7 @@ def _by_activity(activity: Array) -> Slicing:
         return _named("activity of the user", f"{about}.", {"cold": activity == 0, "warm": activity > 0})
     return _named(
         "activity of the user",
-        f"{about}, hot users have {hot:,} or more (about a third of the others), warm users have fewer.",
+        f"{about}, hot users have {hot:,.0f} or more (about a third of the others), warm users have fewer.",
         {"cold": activity == 0, "warm": (activity > 0) & (activity < hot), "hot": activity >= hot},
     )
 
@@ -185,7 +190,11 @@ def _by_column(split: Split, things: sparse.csr_matrix, column: str) -> Slicing:
         return Slicing(column, "", {})
     if not pa.types.is_list(values.type):
         mean = "" if whose == "right bundle" else "mean "
-        return _in_thirds(column, _mean_of(things, values.to_numpy()), f"The {mean}{column} of the {whose}")
+        return _in_thirds(
+            column,
+            _mean_of(things, values.to_numpy(zero_copy_only=False)),
+            f"The {mean}{column} of the {whose}",
+        )
     names, (matrix,) = tag_matrices([values])
     having = as_binary(things @ matrix)  # [cases, values]
     counts = np.bincount(having.indices, minlength=len(names))
