@@ -14,6 +14,7 @@ import torch
 
 from bundlemage.core.owned_rule import RuleEffect, effect
 from bundlemage.data.splits import PAD, PROTOCOLS, GenerationCases, MatchingCases, Split, SplitPlan
+from bundlemage.errors import ConfigError
 from bundlemage.evaluation import (
     Evaluation,
     PerCase,
@@ -26,8 +27,10 @@ from bundlemage.evaluation import (
 from bundlemage.measures.lists import list_measures
 from bundlemage.measures.meaning import MEANING, SLICE_METRICS
 from bundlemage.measures.slices import SlicedFigures, case_groups, sliced, slicings
+from bundlemage.measures.steering import SteeringPoint, steering_curve
 from bundlemage.models.auto import LEARNED, TASKS, Auto
 from bundlemage.models.base import Completer, Interactions, Matcher, Model, Sizes, can
+from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.address import may_hold_a_password
 from bundlemage.recommender import Recommender
 from bundlemage.training.choosing import best_closed_forms, with_untried
@@ -85,6 +88,21 @@ def figures_json(rows: Sequence[Evaluation], slices: BySlice) -> dict[str, Any]:
         "slices": {task: [way.to_json() for way in ways] for task, ways in slices.items()},
         "meaning": MEANING,
     }
+
+
+def steering_of(
+    recommender: Recommender, split: Split, progress: Progress = in_silence
+) -> list[SteeringPoint]:
+    """Returns what variety and matched popularity cost on the test cases of matching. Raises `ConfigError` if
+    there are none."""
+    if not split.test or not len(split.test) or not can(recommender.model, Matcher):
+        raise ConfigError(
+            "there are no test cases of matching, so the cost of variety cannot be measured: train with a "
+            "protocol that holds some out, such as --protocol paper, and without --final"
+        )
+    data = Interactions.of(split.train, recommender.shop.device)
+    question = (recommender.model, split, split.test, data, recommender.shop_settings)
+    return steering_curve(*question, progress)
 
 
 def competitors(recommender: Recommender, split: Split) -> list[Competitor]:

@@ -82,7 +82,8 @@ def train(
             that 'bundlemage models' lists.
         --set NAME=VALUE: A hyperparameter, e.g. embedding_dim=64. Repeatable.
         --shop KEY=VALUE: A setting of the shop that is saved with the model: currency=EUR, locale=de_DE,
-            price_ending=0.99, pays=missing, owned=show, stock=hide or mostly_owned=0.8. Repeatable.
+            price_ending=0.99, pays=missing, owned=show, stock=hide, mostly_owned=0.8
+            or diversity=0.3. Repeatable.
         --epochs: The maximum number of passes over the data.
         --seed: The seed of everything random in training.
         --protocol: auto (the data's own split, else paper, else some-users if paper would leave less than
@@ -210,6 +211,7 @@ def evaluate(
     engine: EngineOptions,
     location: str | None = None,
     table: Tables = None,
+    steering: bool = False,
     device: Device = "auto",
     slices: bool = False,
     slice_by: list[str] | None = None,
@@ -223,8 +225,10 @@ def evaluate(
             new or known.
         --slice-by COLUMN: Also show the figures by a column of the catalogue, such as tags or price.
             Repeatable; shows all other slices, too.
+        --steering: Also print what varied lists, and lists as popular as what users have, cost in accuracy.
     """
     from bundlemage.engines.jobs import EvaluationJob
+    from bundlemage.scorecard import steering_of
 
     job = EvaluationJob(Path(folder), location, key_values(table, "--table"), slice_by or (), device=device)
     with show.notes.status("reading the data"):
@@ -233,6 +237,7 @@ def evaluate(
         progress("loading", 0, 0)
         card = engine.evaluate(job, progress)
         changed = job.data_changed
+        curve = steering_of(job.recommender, job.split, progress) if steering else []
     show.warn(*job.source.warnings)
     if changed:
         show.warn(
@@ -242,7 +247,8 @@ def evaluate(
     if as_json:
         choice = job.recommender.choice
         inside = {} if choice is None else {"choice": choice.to_json()}
-        show.print_json({"model": folder, "data_changed": changed, **inside, **card.to_json()})
+        costs = {"steering": [point.to_json() for point in curve]} if steering else {}
+        show.print_json({"model": folder, "data_changed": changed, **inside, **card.to_json(), **costs})
         return
     show.say(f"{show.described(job.split.dataset)}; protocol {job.split.protocol}")
     if job.split.protocol == "none" and job.recommender.metrics.get("final"):
@@ -258,6 +264,8 @@ def evaluate(
         show.say(show.plain(line))
     if card.rule is not None:
         show.say(show.plain(card.rule))
+    if curve:
+        show.out.print(show.steering(curve))
     for text in card.findings:
         show.say(f"[yellow]note:[/] {show.plain(text)}")
     show.caveats(job.split.dataset)
