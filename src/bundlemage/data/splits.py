@@ -13,7 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix, pairs_of, row_of
+from bundlemage.data.dataset import (
+    BundleDataset,
+    Positions,
+    binary_matrix,
+    fingerprint,
+    pairs_of,
+    row_of,
+)
 from bundlemage.data.leakage import HISTORIES, Leakage, leakage, way_of, without, without_items_of
 from bundlemage.errors import ConfigError, Problem
 
@@ -152,9 +159,12 @@ class SplitPlan:
         if user_item.nnz == train.user_item.nnz and not is_part:
             return split
         # This digest does not need the whole user_item. The fingerprint has that of the training pairs, too.
-        digest = hashlib.sha256(f"without held-out {dataset.fingerprint()}".encode()).hexdigest()
-        known = (*train.known_digests, (user_item, digest))
-        train = replace(train.with_interactions(user_item=user_item), known_digests=known)
+        digests = dataset.digests()
+        digest = hashlib.sha256(f"without held-out {fingerprint(digests)}".encode()).hexdigest()
+        train = train.with_interactions(user_item=user_item)
+        events = {name: digest for name in digests if name.startswith("user_item_")}
+        known = (*train.known_digests, (user_item, {"user_item": digest}), (train.item_events, events))
+        train = replace(train, known_digests=known)
         return replace(split, train=train, histories="without held-out")
 
 
