@@ -163,7 +163,8 @@ class SplitPlan:
         digest = hashlib.sha256(f"without held-out {fingerprint(digests)}".encode()).hexdigest()
         train = train.with_interactions(user_item=user_item)
         events = {name: digest for name in digests if name.startswith("user_item_")}
-        known = (*train.known_digests, (user_item, {"user_item": digest}), (train.item_events, events))
+        # The first digest of a part counts: events may be the same object as before.
+        known = ((user_item, {"user_item": digest}), (train.item_events, events), *train.known_digests)
         train = replace(train, known_digests=known)
         return replace(split, train=train, histories="without held-out")
 
