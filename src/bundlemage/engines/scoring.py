@@ -25,7 +25,8 @@ from bundlemage.core.ranking import SCHEMA
 from bundlemage.data.dataset import fingerprint
 from bundlemage.data.folders import ResumableFolder
 from bundlemage.data.row_files import ENDINGS, check_replaceable, has_format, joined, write_rows
-from bundlemage.data.shards import Layout, read_part, rows_of
+from bundlemage.data.shard_columns import rows_of
+from bundlemage.data.shards import Layout, read_part
 from bundlemage.engines.base import Workers
 from bundlemage.errors import ArtifactError, BundleMageError, ClusterError, ConfigError
 from bundlemage.models.base import Histories, Interactions
