@@ -318,6 +318,8 @@ class BundleIndex:
         k = min(k, len(ranker.shares))
         ranking, searched, lacking = self.searched(batch, ranker, k, rules, depth=depth)
         alike = batch.no_history & (batch.owned.lengths == 0)
+        if batch.barred is not None:
+            alike &= batch.barred.lengths == 0
         rest = (~alike & (~searched | lacking)).nonzero()[:, 0]
         for part in torch.split(rest, rows_at_a_time(len(ranker.shares), self.shop.device)):
             _put(ranking, part, exact_ranking(self.model, batch.rows(part), ranker, k, rules))
@@ -454,15 +456,20 @@ class _Aside:
     @classmethod
     def of(cls, batch: Batch, rules: ShopSettings) -> _Aside:
         found = batch.goods.demoted(batch.owned, rules.owned, rules.mostly_owned)
-        if found is None:
+        gone, width = batch.left_out(rules.owned), len(batch.contents)
+        keys = [each.row_of_entry() * width + each.values for each in gone]
+        shares = [torch.zeros_like(each, dtype=torch.float32) for each in keys]
+        if found is not None:
+            keys.append(found.rows * width + found.bundles)
+            shares.append(found.shares)
+        if not keys:
             none = batch.owned.keep(torch.zeros_like(batch.owned.values, dtype=torch.bool))
             return cls(none, none.values.float())
-        width, has = len(batch.contents), batch.histories.bundles
-        keys = torch.cat([has.row_of_entry() * width + has.values, found.rows * width + found.bundles])
-        keys, first = _first_of_each(keys)
-        lengths = torch.bincount(keys.div(width, rounding_mode="floor"), minlength=len(batch.owned))
-        shares = torch.cat([found.shares.new_zeros(len(has.values)), found.shares])[first]
-        return cls(Ragged(keys % width, offsets_of(lengths)), shares)
+        different, which = torch.unique(torch.cat(keys), return_inverse=True)
+        lowest = torch.ones(len(different), device=different.device)
+        lowest = lowest.scatter_reduce(0, which, torch.cat(shares), "amin")
+        lengths = torch.bincount(different.div(width, rounding_mode="floor"), minlength=len(batch.owned))
+        return cls(Ragged(different % width, offsets_of(lengths)), lowest)
 
     @property
     def counts(self) -> Tensor:
@@ -487,13 +494,6 @@ class _Aside:
         """The number of bundles that `hidden` allows and that each user must not see."""  # [rows]
         gone = self.bundles.keep((self.shares <= 0) & (self.bundles.values < len(hidden)))
         return gone.keep(hidden[gone.values] == 0).lengths
-
-
-def _first_of_each(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the different keys in ascending order, and a place of each."""
-    different, which = torch.unique(keys, return_inverse=True)
-    places = which.new_zeros(len(different))
-    return different, places.scatter_(0, which, torch.arange(len(keys), device=keys.device))
 
 
 def _empty(rows: int, k: int, like: Tensor) -> Ranking:

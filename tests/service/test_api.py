@@ -91,9 +91,9 @@ def test_bundles_for_a_user_are_those_of_the_recommender(
 def test_bundles_for_a_history_are_those_of_the_recommender(
     own: httpx.Client, recommender: Recommender
 ) -> None:
-    history = {"items": ["g0022", "g0401"], "bundles": ["b0013"]}
+    history: dict[str, Any] = {"items": ["g0022", "g0401"], "bundles": ["b0013"]}
     answer = ok(own.post("/v1/recommend", json={"history": history, "k": 7}))
-    same(answer["bundles"], recommender.recommend(History(**history), 7))
+    same(answer["bundles"], recommender.recommend(History(history["items"], history["bundles"]), 7))
     assert answer["user_id"] is None
     assert answer["history"] == {"items": 2, "bundles": 1, "not_in_model": 0}
     twice = {name: [*names, *names] for name, names in history.items()}

@@ -380,8 +380,8 @@ def describe(model: Recommender, user: User, name: str | None) -> None:
     """Print the items and bundles that the user has, so that a reader can judge the answers."""
     histories, _ = model.shop.encode([user])
     data = model.dataset
-    items = [show.item_name(data, position) for position in histories.items.values.tolist()]
-    owned = histories.bundles.values.tolist()
+    items = [show.item_name(data, position) for position in histories.items.strong.values.tolist()]
+    owned = histories.bundles.strong.values.tolist()
     bundles = [data.bundle_title(position) or data.bundles[position] for position in owned]
     show.out.print(f"[bold]{show.plain(name or 'the visitor')}[/] has {show.counted(items, 'item')}")
     total = plural(len(model.shop.items_of(user)), "item") if bundles else ""

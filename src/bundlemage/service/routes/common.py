@@ -15,7 +15,7 @@ from bundlemage.live import Live, Question
 from bundlemage.service.answerer import Answer
 from bundlemage.service.problems import ApiError, newer_than_the_model, responses
 from bundlemage.service.security import ROLES, require
-from bundlemage.store.records import Bundle, Item, Owned, Role, Served
+from bundlemage.store.records import Bundle, Item, Owned, Role, Served, numbers_of
 from bundlemage.wire.answers import BundleOut, EntryOut, ItemOut, Known
 from bundlemage.wire.requests import Filtered, Id, K, Price, Tag, UserOrHistory, Where
 from bundlemage.wire.shop import BundleRules
@@ -110,7 +110,8 @@ def known(kind: str, name: str, things: Mapping[str, T]) -> T:
 
 def item_out(item: Item, live: Live, costs: bool) -> ItemOut:
     """An item of the catalogue, with its cost only if `costs`."""
-    facts = {**vars(item), "cost": item.cost if costs else None}
+    length = None if item.vector is None else len(numbers_of(item.vector))
+    facts = {**vars(item), "cost": item.cost if costs else None, "vector_length": length}
     return ItemOut(**facts, in_model=live.in_model(item.id))
 
 

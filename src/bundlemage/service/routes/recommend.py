@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 
 from bundlemage.core.shop import Recommendation
 from bundlemage.live import Live
+from bundlemage.service.answerer import histories_of
 from bundlemage.service.routes.common import (
     BundleId,
     HowMany,
@@ -119,7 +120,7 @@ async def gate(user_id: UserId, service: TheService, request_id: RequestId) -> G
     """How much weight the model gives to a user's items and to their bundles."""
 
     def work(live: Live) -> Gate:
-        share = live.gate(service.answerer.own_store.histories([user_id])[user_id])
+        share = live.gate(histories_of(live, service.answerer.own_store, [user_id])[user_id])
         return Gate(
             request_id=request_id,
             model_version=live.record.version,
