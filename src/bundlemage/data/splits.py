@@ -14,7 +14,14 @@ import numpy.typing as npt
 from scipy import sparse
 
 from bundlemage.data.chronology import ORDERS, Moments, in_words, microseconds, moments_of, ranks_in_user
-from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix, pairs_of, row_of
+from bundlemage.data.dataset import (
+    BundleDataset,
+    Positions,
+    binary_matrix,
+    fingerprint,
+    pairs_of,
+    row_of,
+)
 from bundlemage.data.events import Mask
 from bundlemage.data.leakage import HISTORIES, Leakage, leakage, way_of, without, without_items_of
 from bundlemage.errors import ConfigError, Problem
@@ -562,10 +569,12 @@ def _with_items(
     digest is that of the whole `dataset`, and of the text that says how pairs were chosen from it.
     """
     after = train.with_interactions(user_item=user_item)
-    digest = hashlib.sha256(f"{how} {dataset.fingerprint()}".encode()).hexdigest()
-    facts = [part for part in (after.item_events.at, after.item_events.weight) if part is not None]
-    known = tuple((part, digest) for part in (user_item, *facts))
-    return replace(after, known_digests=(*train.known_digests, *known))
+    digests = dataset.digests()
+    digest = hashlib.sha256(f"{how} {fingerprint(digests)}".encode()).hexdigest()
+    events = {name: digest for name in digests if name.startswith("user_item_")}
+    # The first digest of a part counts: events may be the same object as before.
+    known = ((user_item, {"user_item": digest}), (after.item_events, events), *train.known_digests)
+    return replace(after, known_digests=known)
 
 
 def _training_part(dataset: BundleDataset, pairs: Mask, known: Mask | None = None) -> BundleDataset:
