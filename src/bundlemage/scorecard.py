@@ -307,6 +307,11 @@ def commands(
         options.append(f"--split-seed={plan.seed}")
     if plan.histories != start.histories:
         options.append(f"--histories={plan.histories.replace(' ', '-')}")
+    options += [
+        f"--{name.replace('_', '-')}={value}"
+        for name in ("order", "test_from", "validate_from")
+        if (value := getattr(plan, name)) != getattr(start, name)
+    ]
     if "seed" in config:
         options.append(f"--seed={config.pop('seed')}")
     if final:
