@@ -36,7 +36,7 @@ from bundlemage.data.dataset import (
     with_columns,
     with_rows,
 )
-from bundlemage.data.events import Weights
+from bundlemage.data.events import DAY, UNDATED, Weights
 from bundlemage.data.layered import changed
 from bundlemage.designer.solver import cp
 from bundlemage.errors import ArtifactError, MissingExtraError, UnknownIdError, UnsupportedError
@@ -56,7 +56,7 @@ from bundlemage.recommender import Recommender
 from bundlemage.store.records import Bundle, CatalogueChange, Item, ModelRecord, Owned, Sales
 from bundlemage.wire.answers import Known
 from bundlemage.wire.images import scheme_of_image
-from bundlemage.wire.shop import OwnedRule, StockRule
+from bundlemage.wire.shop import BundleRules, OwnedRule, StockRule
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 NO_SALES = Sales({}, {})
@@ -444,8 +444,19 @@ class Question:
     where: Filter | None = None
     owned: OwnedRule | None = None
     stock: StockRule | None = None
-    """The rules of `ShopSettings` for this question. None: those of the shop."""
+    diversity: float | None = None
+    match_popularity: float | None = None
+    """The rules of `ShopSettings` for this question. None: those of the shop. The last two are for bundles
+    only."""
     partial: tuple[str, ...] | None = None
+
+    @property
+    def rules(self) -> BundleRules:
+        """The rules of this question."""
+        both: BundleRules = {"owned": self.owned, "stock": self.stock}
+        if self.partial is None:
+            both |= {"diversity": self.diversity, "match_popularity": self.match_popularity}
+        return both
 
 
 class LiveShop(Shop):
@@ -461,10 +472,11 @@ class LiveShop(Shop):
         change: CatalogueChange,
         before: LiveShop | None,
         by_content: Set[int],
+        recency: Recency | None = None,
     ) -> None:
         """`before` is the shop before the change, whose columns are used again. `by_content` are the items
         that the model knows only by their content."""
-        self.rows, self.stock = rows, stock
+        self.rows, self.stock, self.recency = rows, stock, recency
         dataset, shelves = rows.dataset, before.shelves if before else (None, None)
         changed_bundles = stock.repriced(change, before.stock if before else EMPTY)
         self.shelves: tuple[RecordShelf, RecordShelf] = (
@@ -570,9 +582,10 @@ class LiveShop(Shop):
         filled = (of_bundles >= 0) & (starts[of_bundles + 1] > starts[of_bundles])
         item_weights = _weights([(history.items, history.item_weights) for history in histories])
         bundle_weights = _weights([(history.bundles, history.bundle_weights) for history in histories])
+        fading = (None, None) if self.recency is None else self.recency.of(histories)
         encoded = Histories(
-            _kept(of_items, item_ends, of_items >= 0, item_weights).to(self.device),
-            _kept(of_bundles, bundle_ends, filled, bundle_weights).to(self.device),
+            _kept(of_items, item_ends, of_items >= 0, item_weights, fading[0]).to(self.device),
+            _kept(of_bundles, bundle_ends, filled, bundle_weights, fading[1]).to(self.device),
             None,
             self._rejected([each.rejected_items for each in histories], items.known_positions, self._later),
             self._rejected([each.rejected_bundles for each in histories], bundles.known_positions, {}),
@@ -644,15 +657,62 @@ def _weights(rows: Sequence[tuple[Sequence[Any], Sequence[float] | None]]) -> We
     return None if bool((found == 1).all()) else found
 
 
-def _kept(places: Positions, ends: Positions, kept: Mask, weights: Weights | None) -> Ragged:
-    """Rows of positions with weights, of which only those marked True are kept."""
+def _kept(
+    places: Positions, ends: Positions, kept: Mask, weights: Weights | None, fading: Weights | None
+) -> Ragged:
+    """Rows of positions with weights, of which only those marked True are kept. `fading` are factors of the
+    weights that do not make a purchase weak."""
     counted = np.concatenate([[0], np.cumsum(kept)])
     rows = Ragged(torch.from_numpy(places[kept]), torch.from_numpy(counted[ends]))
-    if weights is None:
+    if weights is None and fading is None:
         return rows
-    own = weights[kept]
+    own = np.ones(len(rows.values), np.float32) if weights is None else weights[kept]
     weak = torch.from_numpy(own < 1) if bool((own < 1).any()) else None
+    if fading is not None:
+        own = (own * fading[kept]).clip(min=np.finfo(np.float32).tiny)
     return Ragged(rows.values, rows.offsets, weights=torch.from_numpy(own), weak=weak)
+
+
+@dataclass(frozen=True)
+class Recency:
+    """How much older things of a history count: half after each `half_life` days, as in training."""
+
+    half_life: float
+    oldest: tuple[int | None, int | None]
+    """The oldest times of items and of bundles in the training data, which stand for unknown times. None: the
+    data has no times, and nothing fades."""
+
+    @classmethod
+    def of_model(cls, recommender: Recommender) -> Recency | None:
+        """Returns the recency of a model; None if it has no half-life."""
+        half_life, data = recommender.model.half_life, recommender.dataset
+        if half_life is None:
+            return None
+        times = (data.item_events.at, data.bundle_events.at)
+        items, bundles = (None if at is None else int(at[at != UNDATED].min()) for at in times)
+        return cls(half_life, (items, bundles))
+
+    def of(self, histories: Sequence[History]) -> tuple[Weights | None, Weights | None]:
+        """Returns factors for the items and the bundles of all histories. In each history the newest thing
+        has the factor 1: only the ratios have an effect. A history without times does not fade."""
+        items, bundles = (self._of_kind(histories, kind) for kind in (0, 1))
+        return items, bundles
+
+    def _of_kind(self, histories: Sequence[History], kind: int) -> Weights | None:
+        oldest = self.oldest[kind]
+        if oldest is None:
+            return None
+        things = [(each.items, each.bundles)[kind] for each in histories]
+        times = (
+            each.times[kind] if isinstance(each, Owned) and each.times else repeat(oldest, len(own))
+            for each, own in zip(histories, things, strict=True)
+        )
+        at = np.fromiter(chain.from_iterable(times), np.int64).clip(min=oldest)
+        row = np.repeat(np.arange(len(things)), [len(own) for own in things])
+        newest = np.full(len(things), oldest)
+        np.maximum.at(newest, row, at)
+        fading: Weights = np.exp2((at - newest[row]) / DAY / self.half_life).astype(np.float32)
+        return fading
 
 
 class Live(Asker):
@@ -675,6 +735,8 @@ class Live(Asker):
             )
         self.recommender, self.record = recommender, record
         self._larger_model: Model = model  # it also knows later items, by their content
+        self.recency = Recency.of_model(recommender)
+        """None: the times of histories have no effect, and need not be read."""
         self.calibration = recommender.calibration
         self.new_bundle_calibration = recommender.new_bundle_calibration
         self.shop_settings = recommender.shop_settings
@@ -735,9 +797,22 @@ class Live(Asker):
         model = self._larger_model
         by_content = model.known_by_content if can(model, ContentLearner) else frozenset[int]()
         self._live_shop = LiveShop(
-            self._rows, trade, stock, self._in_stock, self._sold_out, change, shop_before, by_content
+            self._rows,
+            trade,
+            stock,
+            self._in_stock,
+            self._sold_out,
+            change,
+            shop_before,
+            by_content,
+            self.recency,
         )
         self._fitted = (model, self._live_shop)
+
+    @property
+    def event_weights(self) -> Mapping[str, float]:
+        """The weights of the types of events that the model was trained with."""
+        return getattr(self.recommender, "event_weights", None) or {}
 
     def _take_up_items(self, items: Sequence[Item], stock_before: Stock) -> set[str]:
         """Let the model know those of the changed items that are newer than itself, by their content. Returns
@@ -805,7 +880,7 @@ class Live(Asker):
         """
         groups: dict[Any, list[int]] = defaultdict(list)
         for number, question in enumerate(questions):
-            kind = (question.partial is None, question.where, question.owned, question.stock)
+            kind = (question.partial is None, question.where, *question.rules.values())
             groups[kind].append(number)
         outcomes: dict[int, list[Recommendation] | Exception] = {}
         for numbers in groups.values():
@@ -818,7 +893,7 @@ class Live(Asker):
 
     def _answer_alike(self, questions: Sequence[Question]) -> list[list[Recommendation]]:
         first, largest_k = questions[0], max(question.k for question in questions)
-        options: dict[str, Any] = {"where": first.where, "owned": first.owned, "stock": first.stock}
+        options: dict[str, Any] = {"where": first.where, **first.rules}
         answers: list[list[Recommendation]]
         if first.partial is None:
             users = [question.user for question in questions]

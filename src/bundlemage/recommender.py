@@ -40,7 +40,7 @@ from bundlemage.evaluation import Evaluation, case_metrics, evaluation_of
 from bundlemage.models.auto import Auto, AutoConfig
 from bundlemage.models.base import ContentLearner, Matcher, Model, SalesScorer, Sizes, can, require
 from bundlemage.models.blend import Blend
-from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.config import LearnedConfig, ModelConfig, RecencyConfig
 from bundlemage.models.ragged import KeptForLast
 from bundlemage.models.registry import check_ensemble, make_config, restored
 from bundlemage.progress import Progress, in_silence, stderr_display
@@ -50,6 +50,7 @@ from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochProgress, EpochRecord, Observer, kept
 from bundlemage.training.loop import TrainingResult, train_members
 from bundlemage.training.probes import Probes
+from bundlemage.training.recency import Recency
 from bundlemage.wire.shop import ShopSettings
 
 Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -82,6 +83,8 @@ class Recommender(Asker):
         self.ensemble = ensemble
         self.choice: Choice | None = None
         """For `auto`: what it consists of, and why."""
+        self.recency: Recency | None = None
+        """Which half-life was chosen, and why. None if nothing was compared."""
         self.held_out = 0
         """Number of user-bundle pairs that the model has not learned from."""
         self.plan = SplitPlan()
@@ -146,6 +149,9 @@ class Recommender(Asker):
         """Use a model that was trained on this split, by this process or another one. Returns itself."""
         self.plan, self.protocol = split.plan, split.protocol
         self.training, self.history, self.choice = training, training.history, training.choice
+        self.recency = training.recency
+        if training.recency is not None:  # what is trained later, such as a final model, uses the same one
+            self.config = self.config.model_copy(update={"half_life": training.recency.half_life})
         self.config = model.config if isinstance(model, Auto) else self.config
         trained = training.learned if isinstance(model, Auto) else model
         if trained is not None:  # fewer members after Ctrl-C
@@ -184,11 +190,13 @@ class Recommender(Asker):
         return final.follow(self, split)
 
     def final_settings(self) -> dict[str, Any]:
-        """The settings with which `refit` trains: the number of epochs, and what `auto` consists of."""
+        """The settings with which `refit` trains: epochs, half-life, and what `auto` consists of."""
         settings: dict[str, Any] = {}
         if isinstance(self.config, LearnedConfig) and self.history:
             best = [record.epoch for record in kept(self.history)]
             settings["epochs"] = max(1, round(sum(best) / len(best)))
+        if isinstance(self.config, RecencyConfig) and self.recency is not None:
+            settings["half_life"] = self.config.half_life
         if isinstance(self.config, AutoConfig):
             settings["parts"] = self.config.model_dump(mode="json")["parts"]
         return settings
@@ -199,7 +207,7 @@ class Recommender(Asker):
         `measured` is the same kind of model, trained on the training part of `split`.
         """
         self.metrics = {**measured.metrics, "final": {"held_out_before": measured.held_out}}
-        self.choice, self.history = measured.choice, measured.history
+        self.choice, self.recency, self.history = measured.choice, measured.recency, measured.history
         self.shop_settings = measured.shop_settings
         if isinstance(measured.config, LearnedConfig):  # a later training finds its own number of epochs
             self.config = self.config.model_copy(update={"epochs": measured.config.epochs})
@@ -211,10 +219,11 @@ class Recommender(Asker):
         return self
 
     def choice_in_words(self) -> list[str]:
-        """For `auto`: what it consists of and why, a sentence for each task."""
-        if self.choice is None or not isinstance(self.config, AutoConfig):
-            return []
-        return sentences(self.choice, self.config.parts)
+        """What training has chosen, and why: the half-life, and what `auto` consists of in each task."""
+        told = [] if self.recency is None else [str(self.recency)]
+        if self.choice is not None and isinstance(self.config, AutoConfig):
+            told += sentences(self.choice, self.config.parts)
+        return told
 
     def _choose_mostly_owned(self, split: Split) -> None:
         """Choose `shop_settings.mostly_owned` on the validation cases, unless the caller has set it."""
@@ -387,6 +396,7 @@ class Recommender(Asker):
             "new_bundle_audience": None if of_new is None else asdict(of_new),
             "new_bundle_credit": None if assumed is None else assumed.to_json(),
             "choice": None if self.choice is None else self.choice.to_json(),
+            **({} if self.recency is None else {"recency": self.recency.to_json()}),
             "shop": self.shop_settings.model_dump(mode="json"),
         }
         artifact = Artifact(
@@ -461,6 +471,8 @@ class Recommender(Asker):
             loaded.held_out = typed(int, config.get("held_out", 0))
             choice = config.get("choice")
             loaded.choice = None if choice is None else typed(Choice, choice)
+            recency = config.get("recency")
+            loaded.recency = None if recency is None else typed(Recency, recency)
             loaded.shop_settings = ShopSettings.of(config.get("shop", {}))  # earlier versions had none
             model = restored(loaded.model_name, loaded.config, sizes, members, artifact.weights)
         except Exception as error:  # a damaged or forged model may fail in any way

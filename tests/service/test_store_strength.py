@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ from tests.small_shop import matrix_of, small_shop
 
 NOON = datetime(2024, 2, 29, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+THINGS: list[tuple[Literal["item", "bundle"], str]] = [("item", "lamp"), ("bundle", "room")]
 MICROSECONDS = int(NOON.timestamp()) * 1_000_000
 
 
@@ -201,6 +202,15 @@ def test_times_weights_and_rejections_come_out_as_they_went_in(store: Store) -> 
     assert set(history.rejected_bundles) == {
         given.bundles[place] for place in given.bundle_events.rejected[3].indices.tolist()
     }
+
+
+def test_a_time_before_the_first_day_that_utc_has_is_read_as_this_day(shop: Store) -> None:
+    early = datetime.min.replace(tzinfo=timezone(14 * HOUR))
+    shop.add_interactions([InteractionRecord("ann", kind, name, early) for kind, name in THINGS])
+    assert shop.entries("item", "ann") == [Entry("lamp", datetime.min.replace(tzinfo=UTC))]
+    at = shop.dataset().item_events.at
+    assert at is not None
+    assert at.tolist() == [-62_135_596_800_000_000]
 
 
 @pytest.mark.parametrize("fact", ["at", "weight", "rejected"])

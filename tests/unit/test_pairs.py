@@ -154,7 +154,7 @@ def test_the_rules_in_a_data_set() -> None:
 
 
 def test_weights_that_are_all_one_say_nothing() -> None:
-    plain = {"user_id": ["u0", "u0", "u1"], "item_id": ["i0", "i0", "i1"]}
+    plain: Any = {"user_id": ["u0", "u0", "u1"], "item_id": ["i0", "i0", "i1"]}
     expected = source(**plain).dataset
     for weight in ([1, 1, 1], ["1", "", "1.0"], [None, None, None]):
         data = source(**plain, weight=pa.array(weight)).dataset
@@ -166,7 +166,7 @@ def test_weights_that_are_all_one_say_nothing() -> None:
 
 
 def test_types_of_events_without_weights_count_as_one_and_are_named() -> None:
-    columns = {
+    columns: Any = {
         "user_id": ["u0", "u0", "u1"],
         "item_id": ["i0", "i0", "i1"],
         "event": ["view", "refund", "view"],
@@ -183,7 +183,7 @@ def test_types_of_events_without_weights_count_as_one_and_are_named() -> None:
 
 
 def test_a_type_of_event_that_is_not_named() -> None:
-    columns = {"user_id": ["u0", "u1"], "item_id": ["i0", "i1"]}
+    columns: Any = {"user_id": ["u0", "u1"], "item_id": ["i0", "i1"]}
     with pytest.raises(DataError) as raised:
         source({"buy": 1}, **columns, event=["view", None])
     (problem,) = raised.value.problems
@@ -200,7 +200,7 @@ def test_a_type_of_event_that_is_not_named() -> None:
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1e7, "1", True, None])
 def test_a_weight_of_an_event_that_is_no_number(weight: Any) -> None:
-    with pytest.raises(ConfigError, match="the event 'view' has the weight .*; expected a number"):
+    with pytest.raises(ConfigError, match=r"the event 'view' has the weight .*; expected a number"):
         check_events({"buy": 1, "view": weight})
 
 

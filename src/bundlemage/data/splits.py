@@ -13,8 +13,15 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from bundlemage.data.chronology import ORDERS, Moments, microseconds, moments_of, ranks_in_user
-from bundlemage.data.dataset import BundleDataset, Positions, binary_matrix, pairs_of, row_of
+from bundlemage.data.chronology import ORDERS, Moments, in_words, microseconds, moments_of, ranks_in_user
+from bundlemage.data.dataset import (
+    BundleDataset,
+    Positions,
+    binary_matrix,
+    fingerprint,
+    pairs_of,
+    row_of,
+)
 from bundlemage.data.events import Mask
 from bundlemage.data.leakage import HISTORIES, Leakage, leakage, way_of, without, without_items_of
 from bundlemage.errors import ConfigError, Problem
@@ -230,6 +237,13 @@ class Split:
         return hashlib.sha256(json.dumps([self.train.fingerprint(), *cases, *new]).encode()).hexdigest()
 
     @property
+    def goes_by_time(self) -> bool:
+        """Whether the cases are the last purchases, of all users or of each user."""
+        if self.moments is not None:
+            return True
+        return self.protocol in ("paper", "some-users", "full") and self.plan.last_first(self.dataset)
+
+    @property
     def held_out(self) -> sparse.csr_matrix:
         """The user-bundle pairs that are not in the training data, [users, bundles]."""
         return without(self.dataset.user_bundle, self.train.user_bundle)
@@ -238,6 +252,17 @@ class Split:
     def leakage(self) -> Leakage:
         """How many held-out pairs the users' items give away, with the histories as given."""
         return leakage(self.held_out, self.dataset)
+
+
+def held_out_in_words(split: Split) -> str:
+    """Returns how the held-out pairs were chosen, as a part of a sentence."""
+    if split.moments is not None:
+        begin, end = map(in_words, (split.moments.validate_from, split.moments.test_from))
+        return f"all but what came from {begin} on; purchases until {end} validate, and later ones are tested"
+    if not split.goes_by_time:
+        return "the rest is held out"
+    whose = "some users" if split.protocol == "some-users" else "each user"
+    return f"the last ones of {whose} are held out"
 
 
 @dataclass(frozen=True)
@@ -296,7 +321,7 @@ FEWEST_USERS = 100
 def _few_bundles(dataset: BundleDataset) -> bool:
     """Whether `paper` would leave less than half of the user-bundle pairs. The seed is fixed, so that splits
     with different seeds have the same protocol."""
-    users, bundles = pairs_of(dataset.user_bundle)
+    users, bundles = pairs_of(dataset.bought_bundles)
     rest = ~_tenth(dataset, np.random.default_rng(0))[bundles]
     counts = np.bincount(users[rest], minlength=len(dataset.users))
     return bool(np.maximum(counts - 2, 0).sum() * 2 < len(users))
@@ -304,7 +329,7 @@ def _few_bundles(dataset: BundleDataset) -> bool:
 
 def _tenth(dataset: BundleDataset, random: Random) -> Mask:
     """Draws the bundles that are held out for generation: 10% of those with items and buyers."""
-    sold = np.bincount(dataset.user_bundle.indices, minlength=len(dataset.bundles)) > 0
+    sold = np.bincount(dataset.bought_bundles.indices, minlength=len(dataset.bundles)) > 0
     usable = np.flatnonzero(sold & (np.diff(dataset.bundle_item.indptr) > 0))
     return _mask(len(sold), random.permutation(usable)[: round(len(usable) * 0.1)])
 
@@ -494,7 +519,7 @@ def _training_completions(
     random: Random,
 ) -> GenerationCases:
     chosen = np.flatnonzero(held_out).astype(np.int32)
-    buyers = sparse.csc_matrix(train.user_bundle)
+    buyers = sparse.csc_matrix(train.bought_bundles)
     drawn = [_draw(row_of(buyers, bundle), users_per_bundle, random) for bundle in chosen.tolist()]
     users = [row if len(row) else np.array([len(train.users)]) for row in drawn]
     rows = np.repeat(np.arange(len(users)), [len(row) for row in users])
@@ -506,9 +531,9 @@ def _training_completions(
 
 def _only_here(train: BundleDataset, users: Positions, bundles: Positions) -> sparse.csr_matrix:
     """The items of each bundle that are in no other bundle of the user, [pairs, items]."""
-    rows = []
+    rows, bought = [], train.bought_bundles
     for user, bundle in zip(users.tolist(), bundles.tolist(), strict=True):
-        owned = row_of(train.user_bundle, user) if user < len(train.users) else np.empty(0, np.int32)
+        owned = row_of(bought, user) if user < len(train.users) else np.empty(0, np.int32)
         others = np.unique(train.bundle_item[owned[owned != bundle]].indices)
         rows.append(np.setdiff1d(row_of(train.bundle_item, bundle), others))
     lengths = [len(row) for row in rows]
@@ -544,10 +569,12 @@ def _with_items(
     digest is that of the whole `dataset`, and of the text that says how pairs were chosen from it.
     """
     after = train.with_interactions(user_item=user_item)
-    digest = hashlib.sha256(f"{how} {dataset.fingerprint()}".encode()).hexdigest()
-    facts = [part for part in (after.item_events.at, after.item_events.weight) if part is not None]
-    known = tuple((part, digest) for part in (user_item, *facts))
-    return replace(after, known_digests=(*train.known_digests, *known))
+    digests = dataset.digests()
+    digest = hashlib.sha256(f"{how} {fingerprint(digests)}".encode()).hexdigest()
+    events = {name: digest for name in digests if name.startswith("user_item_")}
+    # The first digest of a part counts: events may be the same object as before.
+    known = ((user_item, {"user_item": digest}), (after.item_events, events), *train.known_digests)
+    return replace(after, known_digests=known)
 
 
 def _training_part(dataset: BundleDataset, pairs: Mask, known: Mask | None = None) -> BundleDataset:
@@ -571,12 +598,12 @@ def leave_one_out(
 ) -> MatchingCases:
     """Returns a case for each user-bundle pair. The candidates are this bundle and `negatives` other ones.
 
-    The other bundles are drawn from those that the user does not have. Bundles in the mask `held_out` are
+    The other bundles are drawn from those that the user did not buy. Bundles in the mask `held_out` are
     not drawn.
     """
-    allowed = np.flatnonzero(~held_out)
+    allowed, bought = np.flatnonzero(~held_out), dataset.bought_bundles
     drawn = [
-        _draw(np.setdiff1d(allowed, row_of(dataset.user_bundle, user), assume_unique=True), negatives, random)
+        _draw(np.setdiff1d(allowed, row_of(bought, user), assume_unique=True), negatives, random)
         for user in users
     ]
     candidates = padded([np.concatenate([[bundle], row]) for bundle, row in zip(bundles, drawn, strict=True)])

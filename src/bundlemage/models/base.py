@@ -78,12 +78,37 @@ class Histories:
         """Returns a copy on another device."""
         return self._each(lambda rows: rows.to(device), lambda users: users.to(device))
 
+    def append(self, other: Histories) -> Histories:
+        """These users followed by the users of the other. The users' positions are lost if either lacks
+        them."""
+        users = None
+        if self.users is not None and other.users is not None:
+            users = torch.cat([self.users, other.users])
+        return Histories(
+            self.items.append(other.items),
+            self.bundles.append(other.bundles),
+            users,
+            _joined(self, self.rejected_items, other, other.rejected_items),
+            _joined(self, self.rejected_bundles, other, other.rejected_bundles),
+        )
+
     def _each(self, change: Callable[[Ragged], Ragged], chosen: Callable[[Tensor], Tensor]) -> Histories:
         users = None if self.users is None else chosen(self.users)
         rejected = (
             None if rows is None else change(rows) for rows in (self.rejected_items, self.rejected_bundles)
         )
         return Histories(change(self.items), change(self.bundles), users, *rejected)
+
+
+def _joined(one: Histories, first: Ragged | None, other: Histories, second: Ragged | None) -> Ragged | None:
+    """The rows of `first`, then those of `second`. None stands for as many empty rows as users."""
+    if first is None and second is None:
+        return None
+    rows = (
+        Ragged.from_lists([()] * len(users), users.items.device) if found is None else found
+        for users, found in ((one, first), (other, second))
+    )
+    return next(rows).append(next(rows))
 
 
 @dataclass(frozen=True)
@@ -257,7 +282,7 @@ class Model(nn.Module, ABC):
     @property
     def half_life(self) -> float | None:
         """The setting of this name, for `Interactions.of`; None: old events count as much as new ones."""
-        return getattr(self.config, "half_life", None)
+        return getattr(self.config, "chosen_half_life", None)
 
     def interactions(self, dataset: BundleDataset, device: torch.device) -> Interactions:
         """Returns a dataset as tensors, with the weights that this model gives to events."""

@@ -113,9 +113,15 @@ class ModelConfig(BaseModel):
 class RecencyConfig(ModelConfig):
     """The setting of every model that can count recent events more than old ones."""
 
-    half_life: float | None = Field(None, gt=0, allow_inf_nan=False)
+    half_life: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["fit"] | None = "fit"
     """The age in days at which an event counts half as much as a new one, in histories, losses and sales.
-    None: all ages count the same. It needs data with times."""
+    None: all ages count the same. `fit` finds the best number on validation cases, or none is better; without
+    times it is None."""
+
+    @property
+    def chosen_half_life(self) -> float | None:
+        """The half-life in days. None if there is none, or if it was not chosen."""
+        return None if isinstance(self.half_life, str) else self.half_life
 
 
 class LearnedConfig(ModelConfig):

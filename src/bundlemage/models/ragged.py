@@ -257,8 +257,8 @@ class Ragged(Unchanging):
     def mean_of(self, table: Tensor) -> Tensor:
         """The mean of each row's vectors in `table`, by weight; zeros for an empty row."""  # [rows, d]
         if self.weights is not None:
-            shares = self.weights / F.embedding(self.row_of_entry(), self.row_sums()[:, None])[:, 0]
-            return self.weighted_sum_of(table, shares.to(table.dtype))
+            sums = self.row_sums().to(table.dtype)
+            return self.weighted_sum_of(table, self.weights.to(table.dtype) / sums[self.row_of_entry()])
         return F.embedding_bag(self.values, table, self.offsets, mode="mean", include_last_offset=True)
 
     def sum_of(self, table: Tensor) -> Tensor:

@@ -87,7 +87,12 @@ class TableData:
 
     def in_words(self, column: str) -> str:
         """Returns the name of a column for messages."""
-        return f"{self.aliases[column]!r} (read as {column!r})" if column in self.aliases else repr(column)
+        return in_words_of(column, self.aliases)
+
+
+def in_words_of(column: str, aliases: Mapping[str, str]) -> str:
+    """Returns the name of a column for messages. `aliases` are the names in the files, if they differ."""
+    return f"{aliases[column]!r} (read as {column!r})" if column in aliases else repr(column)
 
 
 def assemble(

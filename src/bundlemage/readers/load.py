@@ -46,8 +46,11 @@ _Events = Mapping[str, float] | None
 
 def _read_layout(path: Path, events: _Events) -> Source:
     layout = Layout.open(path)
-    _check_no_events(events, str(path), "shards have no types of events: give --events to 'data ingest'")
-    return Source(layout.dataset(), warnings=layout.about_tables)
+    if events not in (None, layout.events):
+        made = f"made with --events {written(layout.events)}" if layout.events else "made without --events"
+        message = f"--events {written(events or {})} is given, but these shards were {made}"
+        raise DataError.of("no-event-column", str(path), message, "Leave --events out, or ingest again")
+    return Source(layout.dataset(), warnings=layout.about_tables, event_types=layout.event_types)
 
 
 def _published(read_folder: Callable[[Path], Source]) -> Callable[[Path, _Events], Source]:

@@ -21,6 +21,8 @@ popularity. Unless a kind says otherwise, users also buy single items, by the sa
 - `seasons`: purchases have times in two years. A user likes one theme at a time, and the next one more and
   more. Most bundles appear in the course of the two years, and sell best when they are new. Each theme has a
   season. A purchase is of a bundle and in a month: `month_chance` has the chance of each.
+- `views`: for each purchase, a user has views of four other things, of any theme. They tell nothing about the
+  user. `EVENTS` has the weights of both types of events in the data set.
 
 As in `generate`, the same seed gives the same shop on every platform.
 """
@@ -43,6 +45,7 @@ from bundlemage.data.dataset import (
     as_binary,
     binary_matrix,
     catalogue_table,
+    pairs_of,
     row_of,
 )
 from bundlemage.data.events import Events
@@ -95,6 +98,8 @@ class Kind:
     """The number of bundles in a group of near-copies."""
     items_per_user: Sequence[int] = range(4, 13)
     """The same as `bundles_per_user` for items that users buy on their own."""
+    views: int = 0
+    """For each purchase, a user has views of this many other things, which are drawn at random."""
     seasons: bool = False
     """Purchases have times; tastes and popularity change."""
 
@@ -112,8 +117,11 @@ KINDS: Mapping[str, Kind] = {
     "large-catalogue": Kind(150, 1500, 3000, 60, range(4, 13)),
     "near-copies": Kind(300, 320, 800, 20, range(2, 8), bundle_sizes=(6, 7, 8), copies=4),
     "no-items": Kind(400, 200, 240, 12, range(2, 9), user_items="none"),
+    "views": Kind(400, 200, 240, 12, range(3, 9), views=4),
     "seasons": Kind(600, 240, 360, 12, range(6, 15), items_per_user=range(8, 25), seasons=True),
 }
+EVENTS: Mapping[str, float] = {"view": 0.05, "buy": 1.0}
+"""The types of events of `views`, and their weights."""
 _STRAY_SHARE = 0.1
 _HIGHEST_CHANCE = 0.9
 _COPY_WEIGHTS = (4, 3, 2, 1)
@@ -140,8 +148,8 @@ def shop_of_kind(kind: str, seed: int = 0) -> ShopOfKind:
     if seed < 0:
         raise ConfigError(f"sample shop: seed is {seed}; it must be at least 0")
     plan = KINDS[kind]
-    planting, buying, packing, owning, labelling = (
-        np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(5)
+    planting, buying, packing, owning, labelling, viewing = (
+        np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(6)
     )
     item_theme = shuffled(planting, np.arange(plan.items) % plan.themes)
     groups, month_chance, bundle_events, item_events = np.arange(plan.bundles), None, Events(), Events()
@@ -174,6 +182,9 @@ def shop_of_kind(kind: str, seed: int = 0) -> ShopOfKind:
         liked = taste[:, item_theme] * popularity(owning, plan.items)
         sizes = shuffled(owning, np.resize(plan.items_per_user, plan.users))
         user_item = as_binary(_drawn(owning, _chances(liked, sizes)))
+    if plan.views:
+        user_bundle, bundle_events = _with_views(viewing, user_bundle, plan.views)
+        user_item, item_events = _with_views(viewing, user_item, plan.views)
     users, items, bundles = (
         ids_of(name, name[0], size)
         for name, size in (("user", plan.users), ("item", plan.items), ("bundle", plan.bundles))
@@ -253,13 +264,24 @@ def _bought_by_taste(
 def _bought_in_months(
     random: Random, weights: Integers, numbers: Sequence[int]
 ) -> tuple[Floats, Mask, Events]:
-    """Returns the chances, the purchases and their times. `weights` are [users, things, months]. A user buys a
-    thing at most once. `numbers` of things are equally frequent among the users."""
+    """Returns the chances, the purchases and their times. `weights` are [users, things, months]. A user buys
+    a thing at most once. `numbers` of things are equally frequent among the users."""
     totals = weights.sum(axis=2)
     chance = _chances(totals, shuffled(random, np.resize(numbers, len(totals))))
     bought = _drawn(random, chance)
     months = drawn_months(random, weights[bought])
     return chance, bought, Events(at=times_in(random, months))
+
+
+def _with_views(random: Random, bought: sparse.csr_matrix, views: int) -> tuple[sparse.csr_matrix, Events]:
+    """Adds views of things that a user did not buy: so many for each purchase, all alike."""
+    width = bought.shape[1]
+    counts = np.minimum(np.diff(bought.indptr) * views, width).astype(np.int64)
+    viewed = distinct_pairs(random, counts, width, lambda rows: pick(random, width, len(rows)))
+    both = as_binary(bought + viewed)
+    weights = np.full(both.shape, EVENTS["view"], np.float32)
+    weights[bought.nonzero()] = EVENTS["buy"]
+    return both, Events(weight=weights[pairs_of(both)])
 
 
 def _chances(weights: Integers, counts: Integers) -> Floats:

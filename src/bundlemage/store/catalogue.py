@@ -32,6 +32,7 @@ from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.assemble import read_frames
 from bundlemage.store.connections import StorePart
 from bundlemage.store.models import (
+    EARLIEST,
     bundle_item,
     bundles,
     clock,
@@ -367,8 +368,8 @@ def _events_table(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> pa.
     known = np.array([1.0 if weight is None else weight for weight in weights], np.float64)
     event = pa.DictionaryArray.from_arrays(pa.array(known < 0).cast(pa.int32()), list(_WORTH))
     ids = [pa.array(values, pa.string()).dictionary_encode() for values in (users, things)]
-    times = pa.array(at, pa.int64()).cast(pa.timestamp("us", "UTC"))
-    return pa.table([*ids, times, pa.array(np.abs(known)), event], names)
+    times = pc.max_element_wise(pa.array(at, pa.int64()), EARLIEST, skip_nulls=False)
+    return pa.table([*ids, times.cast(pa.timestamp("us", "UTC")), pa.array(np.abs(known)), event], names)
 
 
 def _arrow(connection: Connection, query: Select[Any]) -> pa.Table:

@@ -545,7 +545,8 @@ def _page(search: str, limit: int, after: str) -> CompoundSelect[Any]:
 
 def _counts(connection: Connection, table: Table, names: Sequence[str]) -> Counter[str]:
     user_id = table.c.user_id
-    query = select(user_id, func.count().label("things")).where(one_of(user_id, "users"))
+    is_kept = func.coalesce(table.c.weight, 1.0) > 0
+    query = select(user_id, func.count().label("things")).where(one_of(user_id, "users"), is_kept)
     rows = connection.execute(query.group_by(user_id), {"users": names})
     return Counter({row.user_id: row.things for row in rows})
 

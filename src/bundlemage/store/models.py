@@ -24,6 +24,9 @@ from bundlemage.data.checked_json import parse
 
 _INSERTED_AT_ONCE: Final = 20_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EARLIEST: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+"""The first moment of the year 1 in UTC. A time with a time zone may be a little earlier; it is read as this.
+"""
 
 
 class Moment(TypeDecorator[datetime]):
@@ -36,7 +39,7 @@ class Moment(TypeDecorator[datetime]):
         return None if value is None else (value - _EPOCH) // timedelta(microseconds=1)
 
     def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
-        return None if value is None else _EPOCH + timedelta(microseconds=value)
+        return None if value is None else _EPOCH + timedelta(microseconds=max(value, EARLIEST))
 
 
 class Json(TypeDecorator[Any]):

@@ -66,7 +66,7 @@ def choose(
         for task, comparison in _comparisons(config, split, device, progress)
     }
     parts = _joined({task: own for task, (own, _) in found.items()}, ensemble)
-    sizes, data = Sizes.of(split.dataset), learning_data(split, device, config.half_life)
+    sizes, data = Sizes.of(split.dataset), learning_data(split, device, config.chosen_half_life)
     fitted: dict[str, Model] = {LEARNED: learned}
     for part in parts:
         if part.model != LEARNED:
@@ -105,7 +105,7 @@ def _comparisons(
     """Yields a comparison for each task; None if there are no validation cases for it."""
     cases = validation_cases(config, split)
     held_out = None if cases.held_out is None else cases.held_out.to(device)
-    data = replace(Interactions.of(split.train, device, config.half_life), held_out=held_out)
+    data = replace(Interactions.of(split.train, device, config.chosen_half_life), held_out=held_out)
     for task in TASKS:
         if config.tasks not in ("both", task):
             continue
@@ -129,7 +129,7 @@ def fit_parts(
 ) -> Auto:
     """Fits the parts that `config` names, without comparing them. `learned` is BundleMage, if it is one; it
     has `ensemble` members."""
-    sizes, data = Sizes.of(split.dataset), learning_data(split, device, config.half_life)
+    sizes, data = Sizes.of(split.dataset), learning_data(split, device, config.chosen_half_life)
     fitted = {} if learned is None else {LEARNED: learned}
     parts = tuple(
         part.model_copy(update={"ensemble": ensemble}) if part.model == LEARNED else part
@@ -182,6 +182,11 @@ class Mix:
     factors: Mapping[str, float]
     ndcg: Tensor  # [groups]
     likelihood: Tensor  # [groups], the mean log-probability of the positives
+
+    @property
+    def mean_likelihood(self) -> float:
+        """The mean of `likelihood`."""
+        return float(self.likelihood.mean())
 
     def is_likelier_than(self, other: Mix, errors: float) -> bool:
         """Whether the positives are likelier by more than this number of standard errors."""

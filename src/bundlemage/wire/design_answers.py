@@ -30,11 +30,11 @@ class Evidence(Out):
     code: Code
     """'has_item', 'has_bundle': the user has this item or bundle. 'seen_item', 'seen_bundle': the user did
     not buy it, but a weaker event, such as a view, tells of an interest in it. 'bundle_has': the bundle that
-    is completed has this item. 'owns_part': the user has 'count' of the 'of' items of the bundle. 'tag_share':
-    'count' of the user's 'of' items have 'tag'. 'has_this': the user already has what is explained.
-    'whole_history': the history as a whole speaks for it, but nothing in it alone. 'seen_history': the same
-    for a user who bought nothing. 'popular': 'count' users have bought it. 'nothing': there is no reason that
-    stands out."""
+    is completed has this item. 'owns_part': the user has 'count' of the 'of' items of the bundle.
+    'tag_share': 'count' of the user's 'of' items have 'tag'. 'has_this': the user already has what is
+    explained. 'whole_history': the history as a whole speaks for it, but nothing in it alone. 'seen_history':
+    the same for a user who bought nothing. 'popular': 'count' users have bought it. 'nothing': there is no
+    reason that stands out."""
     id: str | None = None
     """The item or bundle; null for a bundle without an id in the history of a visitor."""
     title: str | None = None
