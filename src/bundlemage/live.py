@@ -49,6 +49,7 @@ from bundlemage.models.base import (
     Model,
     SalesScorer,
     can,
+    known_by_content,
 )
 from bundlemage.models.content import items_table
 from bundlemage.models.ragged import Contents, Ragged
@@ -795,7 +796,7 @@ class Live(Asker):
             self._sold_out[place] = stock.sold_out(bundle)
         self._trade = trade
         model = self._larger_model
-        by_content = model.known_by_content if can(model, ContentLearner) else frozenset[int]()
+        by_content = known_by_content(model)
         self._live_shop = LiveShop(
             self._rows,
             trade,

@@ -38,7 +38,16 @@ from bundlemage.data.splits import Source, Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError, UnsupportedError
 from bundlemage.evaluation import Evaluation, case_metrics, evaluation_of
 from bundlemage.models.auto import Auto, AutoConfig
-from bundlemage.models.base import ContentLearner, Matcher, Model, SalesScorer, Sizes, can, require
+from bundlemage.models.base import (
+    ContentLearner,
+    Matcher,
+    Model,
+    SalesScorer,
+    Sizes,
+    can,
+    known_by_content,
+    require,
+)
 from bundlemage.models.blend import Blend
 from bundlemage.models.config import LearnedConfig, ModelConfig, RecencyConfig
 from bundlemage.models.ragged import KeptForLast
@@ -161,7 +170,12 @@ class Recommender(Asker):
             model.learn_content(split.train.catalogue.items, split.train)
         self._fitted = (
             model,
-            Shop(split.dataset, resolve_device(self.config.device), half_life=model.half_life),
+            Shop(
+                split.dataset,
+                resolve_device(self.config.device),
+                half_life=model.half_life,
+                by_content=known_by_content(model),
+            ),
         )
         self._index, self.calibration = None, None
         self.new_bundle_calibration, self.new_bundle_credit = None, None
@@ -317,7 +331,7 @@ class Recommender(Asker):
             shop.device,
             shop.trade.with_more(items=len(names)),
             half_life=model.half_life,
-            by_content=larger_model.known_by_content,
+            by_content=known_by_content(larger_model),
         )
         extended._fitted = (larger_model, larger_shop)
         extended._later_items += len(names)
@@ -482,7 +496,9 @@ class Recommender(Asker):
         trade = Trade.of(dataset)
         if sales is not None:
             trade = replace(trade, item_sales=sales[0], bundle_sales=sales[1])
-        loaded._fitted = (model, Shop(dataset, on_device, trade, half_life=model.half_life))
+        own = known_by_content(model)
+        shop = Shop(dataset, on_device, trade, half_life=model.half_life, by_content=own)
+        loaded._fitted = (model, shop)
         return loaded
 
 

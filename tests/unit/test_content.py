@@ -176,21 +176,21 @@ def test_a_new_item_is_as_if_its_row_had_been_in_the_tables(model: Recommender, 
     anew = Recommender(**QUICK)
     anew._fitted = (whole, larger.shop)
     someone = History(items=["new-1", "g0022"], bundles=["b0013"])
-    for ask in (
-        lambda asked: asked.recommend(someone, 20, new_bundles={"box": ["new-1", "g0012"]}),
-        lambda asked: asked.complete(someone, ["new-1", "g0012"], 20),
-        lambda asked: asked.complete(someone, ["g0012"], 600),
-        lambda asked: asked.design(someone, start=["new-1"], size=3, n=1, reasons=False),
-    ):
-        found, expected = ask(larger), ask(anew)
-        scores, scores_expected = (
-            {each.id: each.score for each in side} if hasattr(side[0], "id") else side[0].ids
-            for side in ([*found], [*expected])
+    box = {"box": ["new-1", "g0012"]}
+    for partial in (["new-1", "g0012"], ["g0012"]):
+        found, expected = (
+            {each.id: each.score for each in asked.complete(someone, partial, 601, owned="show")}
+            for asked in (larger, anew)
         )
-        if isinstance(scores, dict):
-            assert scores == pytest.approx(scores_expected, rel=1e-4)
-        else:
-            assert scores == scores_expected
+        assert found == pytest.approx(expected, rel=1e-4)
+        assert len(found) == 601 - len(partial)
+    found, expected = (
+        {each.id: each.score for each in asked.recommend(someone, 300, new_bundles=box)}
+        for asked in (larger, anew)
+    )
+    assert found == pytest.approx(expected, rel=1e-4)
+    one, other = (asked.design(someone, start=["new-1"], size=3, reasons=False) for asked in (larger, anew))
+    assert one[0].ids == other[0].ids
 
 
 def test_a_new_item_is_proposed_with_its_like(model: Recommender, shop: BundleDataset) -> None:
@@ -263,7 +263,12 @@ def test_items_of_the_catalogue_that_nobody_had_get_vectors_too(shop: BundleData
 
 def test_a_blend_takes_up_new_items_by_the_members_that_can(shop: BundleDataset) -> None:
     split = SplitPlan("none").divide(shop)
-    kinds = (("bundlemage", QUICK), ("bundlemage", {**QUICK, "seed": 1}), ("ease", {}), ("popularity", {}))
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("bundlemage", QUICK),
+        ("bundlemage", {**QUICK, "seed": 1}),
+        ("ease", {}),
+        ("popularity", {}),
+    )
     trained = [
         train_members(name, make_config(name, {**settings, "device": "cpu"}), split, 1)[0]
         for name, settings in kinds
@@ -296,8 +301,8 @@ def test_a_saved_model_knows_the_same(model: Recommender, tmp_path: Path) -> Non
     for one in (loaded, model):
         with pytest.raises(UnsupportedError, match="add them again"):
             one.with_items([NEW]).save(tmp_path / "larger")
-    one, other = (each.with_items([NEW]).complete("u0001", ["new-1"], 20) for each in (model, loaded))
-    assert one == other
+    mine, other = (each.with_items([NEW]).complete("u0001", ["new-1"], 20) for each in (model, loaded))
+    assert mine == other
 
 
 FORGED = {

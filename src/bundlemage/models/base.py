@@ -578,6 +578,11 @@ class ContentLearner(Model):
         training catalogue that nobody had."""
 
 
+def known_by_content(model: Model) -> frozenset[int]:
+    """The positions of the items that a model knows by their content only; none if it cannot."""
+    return model.known_by_content if can(model, ContentLearner) else frozenset()
+
+
 class SalesScorer(Matcher):
     """A model whose bundle scores contain a term for sales. A bundle added after training needs an assumed
     number of sales.
