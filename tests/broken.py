@@ -359,15 +359,16 @@ BROKEN: dict[str, Broken] = {
         with_files(items_csv="item_id,titel\ni1,Frost\ni2,Ember\ni3,Dusk\n"),
         "unused-column",
         "items.csv: the column 'titel' is not used; the columns of this table are item_id, title, price, "
-        "tags, stock, cost and image_url. Rename 'titel' to 'title' if that is what it holds, or leave it",
+        "tags, stock, cost, image_url, description and vector. Rename 'titel' to 'title' if that "
+        "is what it holds, or leave it",
         "warning",
     ),
     "two columns with a slip in their names": Broken(
         with_files(items_csv="item_id,titel,prise,colour\ni1,Frost,1,red\ni2,Ember,2,\ni3,Dusk,3,\n"),
         "unused-column",
         "items.csv: the columns 'titel', 'prise' and 'colour' are not used; the columns of this table are "
-        "item_id, title, price, tags, stock, cost and image_url. Rename 'titel' to 'title' and 'prise' "
-        "to 'price' if that is what they hold, or leave them",
+        "item_id, title, price, tags, stock, cost, image_url, description and vector. Rename 'titel' "
+        "to 'title' and 'prise' to 'price' if that is what they hold, or leave them",
         "warning",
     ),
     "a price that is not like a discount": Broken(
@@ -429,22 +430,22 @@ BROKEN: dict[str, Broken] = {
         with_files(user_item_csv=",user_id,item_id\n0,ann,i1\n1,bob,i2\n"),
         "unused-column",
         "user_item.csv: the column number 1 (it has no name) is not used; the columns of this table are "
-        "user_id and item_id. Leave it",
+        "user_id, item_id, at, weight and event. Rename it if it is one of these, or leave it",
         "warning",
     ),
     "files that are not tables": Broken(
         _files_beside,
         "unused-file",
         "{path}: the files 'intent.json', 'orders.xlsx' and 'reviews.csv' are not read; the tables are "
-        "user_item, user_bundle, bundle_item, items and bundles (each as .csv, .tsv, .csv.gz, .tsv.gz or "
-        ".parquet). Rename those that are among these, or leave them",
+        "user_item, user_bundle, bundle_item, items, bundles and item_vectors (each as .csv, .tsv, .csv.gz, "
+        ".tsv.gz or .parquet). Rename those that are among these, or leave them",
         "warning",
     ),
     "a catalogue under a wrong name": Broken(
         with_files(Item_csv=ITEMS),
         "unused-file",
-        "{path}: the file 'Item.csv' is not read; the tables are user_item, user_bundle, bundle_item, items "
-        "and bundles (each as .csv, .tsv, .csv.gz, .tsv.gz or .parquet). "
+        "{path}: the file 'Item.csv' is not read; the tables are user_item, user_bundle, bundle_item, items, "
+        "bundles and item_vectors (each as .csv, .tsv, .csv.gz, .tsv.gz or .parquet). "
         "If 'Item.csv' is the table 'items', save it as items.csv",
         "warning",
     ),

@@ -209,8 +209,10 @@ class MatchingEvaluator(Evaluator):
             return scores.masked_fill(candidates == PAD, -torch.inf), positives
         scores = matcher.bundle_scores(histories, contents)
         if self.new is not None and can(model, SalesScorer):
-            scores[:, self.new] = model.score_new_bundles(histories, contents, contents.rows(self.new))
-        return scores.masked_fill(histories.bundles.as_mask(scores.shape[1]), -torch.inf), positives
+            of_new = model.score_new_bundles(histories, contents, contents.rows(self.new))
+            scores = scores.index_copy(1, self.new, of_new.to(scores))  # a model may return one row for all
+        bought = histories.bundles.strong.as_mask(scores.shape[1])
+        return scores.masked_fill(bought, -torch.inf), positives
 
 
 class GenerationEvaluator(Evaluator):

@@ -14,6 +14,7 @@ import torch
 
 from bundlemage.core.owned_rule import RuleEffect, effect
 from bundlemage.data.splits import PAD, PROTOCOLS, GenerationCases, MatchingCases, Split, SplitPlan
+from bundlemage.errors import ConfigError
 from bundlemage.evaluation import (
     Evaluation,
     PerCase,
@@ -26,8 +27,10 @@ from bundlemage.evaluation import (
 from bundlemage.measures.lists import list_measures
 from bundlemage.measures.meaning import MEANING, SLICE_METRICS
 from bundlemage.measures.slices import SlicedFigures, case_groups, sliced, slicings
+from bundlemage.measures.steering import SteeringPoint, steering_curve
 from bundlemage.models.auto import LEARNED, TASKS, Auto
-from bundlemage.models.base import Completer, Interactions, Matcher, Model, Sizes, can
+from bundlemage.models.base import Completer, Matcher, Model, Sizes, can
+from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.address import may_hold_a_password
 from bundlemage.recommender import Recommender
 from bundlemage.training.choosing import best_closed_forms, with_untried
@@ -87,6 +90,21 @@ def figures_json(rows: Sequence[Evaluation], slices: BySlice) -> dict[str, Any]:
     }
 
 
+def steering_of(
+    recommender: Recommender, split: Split, progress: Progress = in_silence
+) -> list[SteeringPoint]:
+    """Returns what variety and matched popularity cost on the test cases of matching. Raises `ConfigError` if
+    there are none."""
+    if not split.test or not len(split.test) or not can(recommender.model, Matcher):
+        raise ConfigError(
+            "there are no test cases of matching, so the cost of variety cannot be measured: train with a "
+            "protocol that holds some out, such as --protocol paper, and without --final"
+        )
+    data = recommender.model.interactions(split.train, recommender.shop.device)
+    question = (recommender.model, split, split.test, data, recommender.shop_settings)
+    return steering_curve(*question, progress)
+
+
 def competitors(recommender: Recommender, split: Split) -> list[Competitor]:
     """Returns the model, and closed forms fitted on the same split for the tasks of the model.
 
@@ -107,9 +125,11 @@ def competitors(recommender: Recommender, split: Split) -> list[Competitor]:
     forms: list[tuple[str, Mapping[str, Any]]] = [("popularity", {})]
     if quickly_tested(split):
         forms = (
-            best_closed_forms(split, device) if choice is None else with_untried(choice.closed_forms(), sizes)
+            best_closed_forms(split, device, half_life=model.half_life)
+            if choice is None
+            else with_untried(choice.closed_forms(), sizes)
         )
-    data = learning_data(split, device)
+    data = learning_data(split, device, model.half_life)
     tasks = [kind for kind in (Matcher, Completer) if can(model, kind)]
     for name, settings in forms:
         other = fit_closed_form(name, settings, sizes, data)
@@ -128,7 +148,7 @@ def scorecard(
 ) -> Scorecard:
     """Returns the test figures of a model and its competitors. `slice_by` names columns of the catalogue."""
     recommender.check_same_shop(split)
-    data = Interactions.of(split.train, recommender.shop.device)
+    data = recommender.model.interactions(split.train, recommender.shop.device)
     found = competitors(recommender, split)
     measured = [case_metrics(each.model, split, data) for each in found]
     card = scorecard_of(found, measured, split, command, slice_by)
@@ -142,7 +162,7 @@ def beyond_accuracy(
     model's figures."""
     if split.test is None or card.rows[0].matching is None:
         return card
-    data = Interactions.of(split.train, recommender.shop.device)
+    data = recommender.model.interactions(split.train, recommender.shop.device)
     lists = list_measures([each.model for each in models], split, data)
     rows = tuple(replace(row, lists=each) for row, each in zip(card.rows, lists, strict=True))
     rule = effect(recommender.model, split.test, data, recommender.shop_settings, split.new_bundles)
@@ -337,6 +357,11 @@ def commands(
         options.append(f"--split-seed={plan.seed}")
     if plan.histories != start.histories:
         options.append(f"--histories={plan.histories.replace(' ', '-')}")
+    options += [
+        f"--{name.replace('_', '-')}={value}"
+        for name in ("order", "test_from", "validate_from")
+        if (value := getattr(plan, name)) != getattr(start, name)
+    ]
     if "seed" in config:
         options.append(f"--seed={config.pop('seed')}")
     if final:

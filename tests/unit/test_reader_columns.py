@@ -70,7 +70,7 @@ OTHER_NAMES = {
     },
 }
 EXTRA = {
-    "user_item": {"qty": ["1", "2", "3"], "when": ["2024", "2024", "2025"]},
+    "user_item": {"shelf": ["1", "2", "3"], "when": ["2024", "2024", "2025"]},
     "user_bundle": {"order_id": ["1", "2"]},
     "bundle_item": {"position": ["1", "2", "3"]},
     "items": {"colour": ["red", "blue"], "currency": ["EUR", "EUR"]},
@@ -146,7 +146,7 @@ def test_every_reader_accepts_the_same_names_and_says_the_same(tmp_path: Path) -
         assert told(source.warnings) == told(sources["csv"].warnings)
     unused = [(p.where, p.names) for p in sources["csv"].warnings if p.kind == "unused-column"]
     assert unused == [
-        ("user_item.csv", ("qty", "when")),
+        ("user_item.csv", ("shelf", "when")),
         ("user_bundle.csv", ("order_id",)),
         ("bundle_item.csv", ("position",)),
         ("items.csv", ("currency",)),
@@ -313,7 +313,7 @@ def test_an_error_is_shown_with_the_warnings_but_not_with_the_notes(tmp_path: Pa
             "the table 'bundles', save it as bundles.tsv.gz",
         ),
         (["orders.csv", "reviews.csv"], "Rename those that are among these, or leave them"),
-        (["reviews.csv", "items.csv", "bundles.csv"], "Leave it"),
+        (["reviews.csv", "items.csv", "bundles.csv"], "Rename it if it is one of these, or leave it"),
     ],
 )
 def test_what_to_do_with_files_that_are_not_read(names: list[str], fix: str, tmp_path: Path) -> None:

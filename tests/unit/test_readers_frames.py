@@ -103,7 +103,7 @@ def test_dictionaries_that_differ_from_chunk_to_chunk() -> None:
     users = pa.chunked_array(
         [pa.array(["ann", "ann"]).dictionary_encode(), pa.array(["bob"]).dictionary_encode()]
     )
-    frame = pa.table({"user_id": users, "item_id": USER_ITEM["item_id"]})
+    frame = pa.table({**USER_ITEM, "user_id": users})
     assert dataset(frame).fingerprint() == dataset(pa.table(USER_ITEM)).fingerprint()
 
 

@@ -74,7 +74,7 @@ def expected_fingerprint() -> str:
     return read_frames(**frames).dataset.fingerprint()
 
 
-def problems(*arguments: str, **named: str) -> list[tuple[str, str]]:
+def problems(*arguments: Any, **named: Any) -> list[tuple[str, str]]:
     with pytest.raises(DataError) as raised:
         read_sql(*arguments, **named)
     return [(problem.kind, problem.where) for problem in raised.value.problems]
@@ -111,7 +111,7 @@ def test_postgres(postgres_url: str) -> None:
 
 def test_postgres_tables_of_a_schema_whose_name_needs_quotes(postgres_url: str) -> None:
     fill(postgres_url, ROWS, schema='My "Shop"')
-    places = {table: f'My "Shop".{table}' for table in ROWS}
+    places: Any = {table: f'My "Shop".{table}' for table in ROWS}
     assert read_sql(postgres_url, **places).dataset.fingerprint() == expected_fingerprint()
 
 

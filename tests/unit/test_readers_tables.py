@@ -69,7 +69,7 @@ def test_columns_go_by_many_names(header: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "item_id,when,user_id,weight\ni1,2020,ann,1\ni2,2020,ann,0.5\ni1,2021,bob,3\ni3,2022,bob,1\n",
+        "item_id,when,user_id,grams\ni1,2020,ann,1\ni2,2020,ann,0.5\ni1,2021,bob,3\ni3,2022,bob,1\n",
         "\ufeffuser_id,item_id\r\nann,i1\r\n\r\nann,i2\r\nbob,i1\r\nbob,i3",
         "\n\nuser_id,item_id\n\nann,i1\nann,i2\n\nbob,i1\nbob,i3\n\n\n",
         "user_id,item_id\rann,i1\rann,i2\rbob,i1\rbob,i3\r",
@@ -119,7 +119,7 @@ def test_whole_numbers_sort_as_numbers(tmp_path: Path) -> None:
 )
 def test_ids_of_any_type_in_parquet(ids: pa.Array, tmp_path: Path) -> None:
     write(tmp_path / "plain", user_item_csv="user_id,item_id\n1,i1\n20,i1\n300,i1\n")
-    content = parquet({"user_id": ids, "item_id": pa.array(["i1"] * 3), "time": pa.array([1, 2, 3])})
+    content = parquet({"user_id": ids, "item_id": pa.array(["i1"] * 3), "place": pa.array([1, 2, 3])})
     write(tmp_path / "shop", user_item_csv=None, user_item_parquet=content)
     assert read(tmp_path / "shop").fingerprint() == read(tmp_path / "plain").fingerprint()
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundlemage.data.dataset import BundleDataset, Vocabulary
-from bundlemage.data.shards import LAYOUT, MATRICES, Layout, write_layout
+from bundlemage.data.shard_columns import MATRICES
+from bundlemage.data.shards import LAYOUT, Layout, write_layout
 from bundlemage.errors import ConfigError, DataError
 from bundlemage.readers.load import check, read
 from bundlemage.sample.generate import sample_shop

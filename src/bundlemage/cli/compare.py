@@ -18,7 +18,7 @@ from bundlemage.errors import ConfigError
 from bundlemage.readers.address import may_hold_a_password
 
 if TYPE_CHECKING:
-    from bundlemage.data.splits import Split
+    from bundlemage.data.splits import Split, SplitPlan
     from bundlemage.studies.cells import Contender
     from bundlemage.studies.comparison import Comparison
 
@@ -36,6 +36,7 @@ def compare(
     protocol: list[str] | None = None,
     split_seed: int = 0,
     histories: str = "auto",
+    order: str = "auto",
     set_: list[str] | None = None,
     epochs: int | None = None,
     device: Device = "auto",
@@ -62,10 +63,11 @@ def compare(
             Repeatable. By default: bundlemage, ease, co-occurrence, popularity.
         --seeds N,...: Each model is trained once for each seed.
         --protocol: auto (the data's own split, else paper, else some-users if paper would leave less than
-            half of the pairs for training), paper, some-users, full, cold-bundles, new-bundles or
+            half of the pairs for training), paper, some-users, full, time, cold-bundles, new-bundles or
             new-bundles-known. Repeatable.
         --split-seed: The seed of the split, if it is random.
         --histories: As for 'train': auto, as-given or without-held-out.
+        --order: As for 'train': auto, random or time. The protocol time always goes by time.
         --set NAME=VALUE: A hyperparameter of all models that have it, or of one: MODEL.NAME=VALUE.
             Repeatable.
         --epochs: The maximum number of passes over the data.
@@ -79,6 +81,7 @@ def compare(
         -o, --output FILE: Also write the results to a .md, .html or .json file. Repeatable.
     """
     from bundlemage.cli.compare_progress import watching
+    from bundlemage.data.splits import SplitPlan, held_out_in_words
     from bundlemage.studies.comparison import check_metric
     from bundlemage.studies.comparison import compare as run
     from bundlemage.studies.outcome import METRICS, Cache
@@ -93,9 +96,14 @@ def compare(
         _check_output(file)
     contenders = _contenders(model, set_, epochs)
     seed_numbers = seed_list(seeds)
-    splits = _splits(locations or ["sample"], key_values(table, "--table"), protocol, split_seed, histories)
+    plans = [
+        SplitPlan(name, split_seed, histories=histories, order=order)
+        for name in dict.fromkeys(protocol or ["auto"])
+    ]
+    splits = _splits(locations or ["sample"], key_values(table, "--table"), plans)
     for split in splits:
-        show.note(f"{show.described(split.dataset)}; protocol {split.protocol}")
+        by_time = f": {held_out_in_words(split)}" if split.goes_by_time else ""
+        show.note(f"{show.described(split.dataset)}; protocol {split.protocol}{by_time}")
         show.leakage(split.leakage, split.histories)
     resolve_device(device)
     options: dict[str, Any] = {"device": device, "metric": metric, "fresh": fresh, "jobs": jobs}
@@ -167,19 +175,9 @@ def _changed(contenders: Sequence[Contender], name: str, value: Any) -> list[Con
     return [each.with_settings({key: value}) if each in affected else each for each in contenders]
 
 
-def _splits(
-    locations: Sequence[str],
-    tables: dict[str, str],
-    protocols: Sequence[str] | None,
-    seed: int,
-    histories: str,
-) -> list[Split]:
-    from bundlemage.data.splits import SplitPlan
+def _splits(locations: Sequence[str], tables: dict[str, str], plans: Sequence[SplitPlan]) -> list[Split]:
     from bundlemage.readers.load import read
 
-    plans = [
-        SplitPlan(protocol, seed, histories=histories) for protocol in dict.fromkeys(protocols or ["auto"])
-    ]
     splits: list[tuple[str, Split]] = []
     for location in dict.fromkeys(locations):
         with show.notes.status(f"reading {label(location)}"):

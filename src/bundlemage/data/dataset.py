@@ -348,8 +348,9 @@ class BundleDataset:
     """When and how strongly users took items: facts about the pairs of `user_item`."""
     bundle_events: Events = NOTHING_KNOWN
     """The same for `user_bundle`."""
-    known_digests: tuple[tuple[object, str], ...] = field(default=(), repr=False, compare=False)
-    """Pairs: a vocabulary or matrix that was not read completely, and the digest of the complete one."""
+    known_digests: tuple[tuple[object, Mapping[str, str]], ...] = field(default=(), repr=False, compare=False)
+    """Pairs: a vocabulary, a matrix or events that were not read completely, and the digests of the complete
+    ones by their names in `digests`."""
 
     def __post_init__(self) -> None:
         shapes = {
@@ -399,6 +400,21 @@ class BundleDataset:
         }
         return replace(self, **matrices, **events)
 
+    @property
+    def weighted(self) -> bool:
+        """Whether some pairs are stronger than others."""
+        return self.item_events.weight is not None or self.bundle_events.weight is not None
+
+    @property
+    def bought_bundles(self) -> sparse.csr_matrix:
+        """`user_bundle` with only the purchases. It is the same matrix if there are no weaker events."""
+        return self.bundle_events.bought(self.user_bundle)
+
+    @property
+    def bought_items(self) -> sparse.csr_matrix:
+        """The same for `user_item`."""
+        return self.item_events.bought(self.user_item)
+
     def only_bundles(self, kept: Positions) -> BundleDataset:
         """Returns a data set with only the bundles at these positions, in this order."""
         bundles = Vocabulary(self.bundles.kind, [self.bundles[position] for position in kept.tolist()])
@@ -424,16 +440,19 @@ class BundleDataset:
         digests = {}
         for name in ("users", "items", "bundles", "user_item", "user_bundle", "bundle_item"):
             part = getattr(self, name)
-            # Compared by identity: a part that was replaced, as in a split, has another digest.
-            digests[name] = self._known_digest(part) or _digest(part)
+            digests[name] = self._known(part).get(name) or _digest(part)
         for name, field_name in EVENTS_OF.items():
-            for fact, part in vars(getattr(self, field_name)).items():
-                if part is not None:  # data without events keeps the fingerprint that it always had
-                    digests[f"{name}_{fact}"] = self._known_digest(part) or _digest(part)
+            events = getattr(self, field_name)
+            digests |= self._known(events) or {
+                f"{name}_{fact}": _digest(part)
+                for fact, part in vars(events).items()
+                if part is not None  # data without events keeps the fingerprint that it always had
+            }
         return digests
 
-    def _known_digest(self, part: object) -> str | None:
-        return next((digest for owner, digest in self.known_digests if owner is part), None)
+    def _known(self, part: object) -> Mapping[str, str]:
+        # Compared by identity: a part that was replaced, as in a split, has another digest.
+        return next((digests for owner, digests in self.known_digests if owner is part), {})
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -9,50 +9,60 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from scipy import sparse
 
 from bundlemage.data.dataset import (
     BUNDLE_SCHEMA,
+    EVENTS_OF,
     ITEM_SCHEMA,
     BundleDataset,
     Catalogue,
     PartDigest,
-    Positions,
     Vocabulary,
-    frozen,
+    catalogue_table,
 )
+from bundlemage.data.events import NOTHING_KNOWN
 from bundlemage.data.folders import beside, write_whole
+from bundlemage.data.shard_columns import (
+    FACT_COLUMNS,
+    FACTS,
+    MATRICES,
+    POSITIONS,
+    MatrixDigests,
+    MatrixRows,
+    fact_columns,
+    lists_of,
+    matrices_of,
+)
 from bundlemage.errors import ConfigError, DataError, Problem
 from bundlemage.progress import Progress, in_silence
 
 LAYOUT = "layout.json"
-FORMAT, VERSION = "bundlemage-layout", 2
+FORMAT, VERSION, WITH_MORE = "bundlemage-layout", 2, 3
+"""The version is `WITH_MORE` if the files have columns of `OPTIONAL`, which earlier programs do not read."""
 SHARD_ROWS = 100_000
 KINDS = ("users", "items", "bundles")
-MATRICES = {
-    "user_item": ("users", "items"),
-    "user_bundle": ("users", "bundles"),
-    "bundle_item": ("bundles", "items"),
-}
-"""For each matrix: the kind of files that hold its rows, and the column of these files with the positions."""
-_POSITIONS = pa.list_(pa.int32())
 SCHEMAS = {
-    "users": pa.schema([("user_id", pa.string()), ("items", _POSITIONS), ("bundles", _POSITIONS)]),
+    "users": pa.schema(
+        [("user_id", pa.string()), ("items", POSITIONS), ("bundles", POSITIONS)]
+        + [(column, FACTS[fact]) for columns in FACT_COLUMNS.values() for fact, column in columns.items()]
+    ),
     "items": ITEM_SCHEMA,
-    "bundles": BUNDLE_SCHEMA.append(pa.field("items", _POSITIONS)),
+    "bundles": BUNDLE_SCHEMA.append(pa.field("items", POSITIONS)),
 }
+OPTIONAL = {
+    "users": tuple(column for columns in FACT_COLUMNS.values() for column in columns.values()),
+    "items": ("description", "vector"),
+    "bundles": (),
+}
+"""The columns that the files of a kind have only if one of their rows has a value there."""
 _COPY_AGAIN = "Copy the folder again, or run 'bundlemage data ingest' again"
-
-Counts = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -63,16 +73,6 @@ class Part:
     rows: int
     bytes: int
     sha256: str
-
-
-def lists(counts: Counts, positions: npt.NDArray[np.integer]) -> pa.Array:
-    """Returns an Arrow array of lists. `positions` holds all lists, one after another; `counts`
-    holds their lengths."""
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    if offsets[-1] >= 2**31:  # the limit of an Arrow list array
-        message = f"the lists of {len(counts):,} rows hold {offsets[-1]:,} positions, too many for one file"
-        raise DataError.of("shard-too-large", "the layout", message, "Set a smaller --shard-rows")
-    return pa.ListArray.from_arrays(offsets.astype(np.int32), positions.astype(np.int32, copy=False))
 
 
 def read_part(folder: Path, part: Part, columns: Sequence[str] | None = None) -> pa.Table:
@@ -91,14 +91,6 @@ def read_part(folder: Path, part: Part, columns: Sequence[str] | None = None) ->
 
 def _damaged(path: Path, message: str, fix: str = _COPY_AGAIN) -> DataError:
     return DataError.of("damaged-layout", str(path), message, fix)
-
-
-def rows_of(column: pa.ChunkedArray) -> tuple[Counts, npt.NDArray[np.int32]]:
-    """Returns the lengths of the lists in a column, and the positions of all lists in order."""
-    lists_ = column.combine_chunks()
-    if isinstance(lists_, pa.ChunkedArray):  # a column without rows
-        return np.empty(0, np.int32), np.empty(0, np.int32)
-    return np.diff(lists_.offsets.to_numpy()), lists_.flatten().to_numpy()
 
 
 @dataclass(frozen=True)
@@ -120,6 +112,12 @@ class Layout:
     files: tuple[Part, ...]
     about_tables: tuple[Problem, ...] = ()
     """What was noticed in the tables and cannot be seen in the layout. Earlier versions wrote nothing."""
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The columns of `OPTIONAL` that the files of each kind have."""
+    event_types: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """For each table with types of events: how many rows each type had."""
+    events: Mapping[str, float] | None = None
+    """The weights of the types of events with which the layout was written."""
 
     @classmethod
     def open(cls, folder: Path) -> Layout:
@@ -136,9 +134,10 @@ class Layout:
         if format_ != FORMAT:
             fix = "Give a folder that 'bundlemage data ingest' has written"
             raise _damaged(path, "this file was written by another program", fix)
-        if version != VERSION:
+        if version not in (VERSION, WITH_MORE):
             fix = "Run 'bundlemage data ingest' again, or use the version that wrote it"
-            raise _damaged(path, f"the format is {version}; this program reads format {VERSION}", fix)
+            known = f"this program reads the formats {VERSION} and {WITH_MORE}"
+            raise _damaged(path, f"the format is {version}; {known}", fix)
         if checksum != _checksum(content):
             raise _damaged(path, "the file was altered after it was written")
         content["files"] = tuple(Part(name, **part) for name, part in content["files"].items())
@@ -163,68 +162,67 @@ class Layout:
         if selected.step != 1 or (len(selected) and not ordered):
             raise ValueError(f"{selected} is not a range of the {self.sizes['users']:,} users")
         tables: dict[str, pa.Table] = {}
-        rows: dict[str, list[tuple[Counts, Positions]]] = {matrix: [] for matrix in MATRICES}
-        for kind, schema in SCHEMAS.items():
-            texts = [name for name in schema.names if name not in matrices_of(kind).values()]
-            texts = texts[: None if self.catalogue else 1] if ids else []
-            described = [pa.schema([schema.field(name) for name in texts]).empty_table()]
+        found = {name: MatrixRows(name, self.columns.get("users", ())) for name in MATRICES}
+        for kind in KINDS:
+            texts = self._texts(kind)[: None if self.catalogue else 1] if ids else []
+            described = [pa.schema([SCHEMAS[kind].field(name) for name in texts]).empty_table()]
             first = 0
             for part in self.parts(kind) if texts or matrices_of(kind) else []:
-                lists = matrices_of(kind)
+                wanted = {name: found[name] for name in matrices_of(kind)}
                 in_part = range(max(selected.start - first, 0), min(selected.stop - first, part.rows))
                 if kind == "users" and not in_part:
-                    del lists["user_item"]
-                    rows["user_item"].append((np.zeros(part.rows, np.int32), np.empty(0, np.int32)))
-                table = read_part(self.folder, part, [*texts, *lists.values()])
+                    wanted.pop("user_item").add_empty(part.rows)
+                columns = [column for each in wanted.values() for column in each.columns]
+                table = read_part(self.folder, part, [*texts, *columns])
                 # Parquet changes the field names inside lists, so the schema is restored.
                 described.append(table.select(texts).cast(described[0].schema))
-                for matrix, column in lists.items():
-                    counts, positions = rows_of(table[column])
-                    if matrix == "user_item" and (users is not None or items is not None):
-                        counts, positions = _kept(counts, positions, in_part, items)
-                    rows[matrix].append((counts, positions))
+                for name, each in wanted.items():
+                    partly = name == "user_item" and (users is not None or items is not None)
+                    each.add(table, in_part if partly else None, items)
                 first += part.rows
             tables[kind] = pa.concat_tables(described).combine_chunks()
         vocabularies = {
             kind: Vocabulary(kind[:-1], tables[kind].column(0).to_pylist() if ids else range(size))
             for kind, size in self.sizes.items()
         }
-        matrices = {
-            matrix: _matrix(rows.pop(matrix), (self.sizes[owners], self.sizes[column]))
-            for matrix, (owners, column) in MATRICES.items()
-        }
-        partial = [] if users is items is None else [(matrices["user_item"], self.digests["user_item"])]
-        unnamed = [] if ids else [(vocabularies[kind], self.digests[kind]) for kind in KINDS]
+        parts: dict[str, Any] = {}
+        for name, (owners, column) in MATRICES.items():
+            parts[name], events = found.pop(name).take((self.sizes[owners], self.sizes[column]))
+            if name in EVENTS_OF:
+                parts[EVENTS_OF[name]] = events
+        known: list[tuple[object, Mapping[str, str]]] = []
+        if not ids:
+            known += [(vocabularies[kind], {kind: self.digests[kind]}) for kind in KINDS]
+        if users is not None or items is not None:
+            facts = {name: value for name, value in self.digests.items() if name.startswith("user_item_")}
+            known.append((parts["user_item"], {"user_item": self.digests["user_item"]}))
+            known.append((parts["item_events"], facts))
         return BundleDataset(
-            **matrices,
+            **parts,
             users=vocabularies["users"],
             items=vocabularies["items"],
             bundles=vocabularies["bundles"],
-            catalogue=Catalogue(tables["items"], tables["bundles"]) if ids and self.catalogue else None,
+            catalogue=_catalogue(tables) if ids and self.catalogue else None,
             name=self.name,
             notes=self.notes,
-            known_digests=(*partial, *unnamed),
+            known_digests=tuple(known),
         )
 
-
-def _kept(
-    counts: Counts, positions: Positions, rows: range, columns: range | None
-) -> tuple[Counts, Positions]:
-    """Keeps only the positions inside `columns`, and empties all rows outside the range `rows`."""
-    owners = np.repeat(np.arange(len(counts)), counts)
-    kept = (owners >= rows.start) & (owners < rows.stop)
-    if columns is not None:
-        kept &= (positions >= columns.start) & (positions < columns.stop)
-    return np.bincount(owners[kept], minlength=len(counts)), positions[kept]
+    def _texts(self, kind: str) -> list[str]:
+        """Returns the columns of the files of a kind that hold no pairs. The ids come first."""
+        absent = {*OPTIONAL[kind]} - {*self.columns.get(kind, ())}
+        of_pairs = {*matrices_of(kind).values(), *OPTIONAL["users"]}
+        return [name for name in SCHEMAS[kind].names if name not in absent | of_pairs]
 
 
-def _matrix(rows: list[tuple[Counts, Positions]], shape: tuple[int, int]) -> sparse.csr_matrix:
-    """Returns a matrix from pieces of its rows, in order. Empties the list `rows`."""
-    indices = np.concatenate([np.empty(0, np.int32), *(positions for _, positions in rows)])
-    counts = np.concatenate([np.zeros(1, np.int32), *(counts for counts, _ in rows)])
-    rows.clear()  # frees memory: the pieces are as large as the matrix
-    indptr = np.cumsum(counts, dtype=np.int32 if len(indices) < 2**31 else np.int64)
-    return frozen(sparse.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape))
+def _catalogue(tables: Mapping[str, pa.Table]) -> Catalogue:
+    """Returns the catalogue. Columns that the files do not have are null."""
+    return Catalogue(
+        *(
+            catalogue_table(schema, {name: tables[kind][name] for name in tables[kind].column_names})
+            for kind, schema in (("items", ITEM_SCHEMA), ("bundles", BUNDLE_SCHEMA))
+        )
+    )
 
 
 def _checksum(described: Mapping[str, Any]) -> str:
@@ -254,10 +252,12 @@ def write_layout(
     overwrite: bool = False,
     progress: Progress = in_silence,
     about_tables: Sequence[Problem] = (),
+    about_events: Mapping[str, Any] | None = None,
 ) -> Layout:
     """Write a data set as a layout. Returns the layout. The folder is created or replaced when complete.
-    `about_tables` are notes that the layout keeps."""
+    `about_tables` are notes that the layout keeps; so are `event_types` and `events` in `about_events`."""
     check_output(folder, shard_rows, overwrite=overwrite)
+    known = {name: getattr(dataset, field_name) for name, field_name in EVENTS_OF.items()}
 
     def columns(kind: str, start: int, stop: int) -> dict[str, Any]:
         if kind == "users" or dataset.catalogue is None:
@@ -265,30 +265,36 @@ def write_layout(
         else:
             rows = getattr(dataset.catalogue, kind).slice(start, stop - start)
             values = {name: rows[name] for name in rows.column_names}
-        for name, column in matrices_of(kind).items():
-            bounds = getattr(dataset, name).indptr[start : stop + 1]
-            values[column] = lists(np.diff(bounds), getattr(dataset, name).indices[bounds[0] : bounds[-1]])
+        for name in matrices_of(kind):
+            values |= lists_of(name, getattr(dataset, name), known.get(name, NOTHING_KNOWN), start, stop)
         return values
 
     with beside(folder) as building:
-        catalogue = dataset.catalogue is not None
         write_shards(
             building,
             shard_rows,
             dataset.sizes,
             columns,
             progress,
-            catalogue,
+            dataset.catalogue is not None,
             dataset.name,
             dataset.notes,
             about_tables,
+            optional_columns(dataset.catalogue, fact_columns(known)),
+            about_events,
         )
     return Layout.open(folder)
 
 
-def matrices_of(kind: str) -> dict[str, str]:
-    """Returns the matrices that files of a kind hold, and the column of each."""
-    return {name: column for name, (owners, column) in MATRICES.items() if owners == kind}
+def optional_columns(catalogue: Catalogue | None, facts: Set[str]) -> dict[str, list[str]]:
+    """Returns the columns of `OPTIONAL` that have a value, for each kind of file. `facts` are those columns
+    that say something about pairs."""
+    present = {*facts}
+    if catalogue is not None:
+        items = catalogue.items
+        present |= {name for name in OPTIONAL["items"] if items[name].null_count < len(items)}
+    columns = {kind: [name for name in names if name in present] for kind, names in OPTIONAL.items()}
+    return {kind: names for kind, names in columns.items() if names}
 
 
 def write_shards(
@@ -301,24 +307,32 @@ def write_shards(
     name: str,
     notes: Sequence[str] = (),
     about_tables: Sequence[Problem] = (),
+    optional: Mapping[str, Sequence[str]] | None = None,
+    about_events: Mapping[str, Any] | None = None,
 ) -> None:
     """Write all files of a layout into the folder `building`, and layout.json last.
 
     `sizes` are the numbers of users, items and bundles. `columns(kind, start, stop)` returns the columns of
     the rows from `start` to `stop`, without `stop`. It is called once for each file, in order. Columns that
-    it does not return become null.
+    it does not return become null. `optional` are the columns of `OPTIONAL` that the files have.
     """
+    optional = optional or {}
+    schemas = {
+        kind: pa.schema([field for field in schema if field.name not in _left_out(kind, optional)])
+        for kind, schema in SCHEMAS.items()
+    }
     total = sum(-(-sizes[kind] // shard_rows) for kind in KINDS)
     files: dict[str, dict[str, Any]] = {}
-    digests = {kind: PartDigest(kind[:-1]) for kind in KINDS} | {name: PartDigest() for name in MATRICES}
-    pairs = dict.fromkeys(MATRICES, 0)
+    ids = {kind: PartDigest(kind[:-1]) for kind in KINDS}
+    matrices = {name: MatrixDigests(name, optional.get("users", ())) for name in MATRICES}
     for kind in KINDS:
         (building / kind).mkdir(exist_ok=True)
         for number, start in enumerate(range(0, sizes[kind], shard_rows)):
             progress("writing", len(files), total)
             stop = min(start + shard_rows, sizes[kind])
-            nulls = {column.name: pa.nulls(stop - start, column.type) for column in SCHEMAS[kind]}
-            table = pa.table(nulls | columns(kind, start, stop), schema=SCHEMAS[kind]).combine_chunks()
+            nulls = {column.name: pa.nulls(stop - start, column.type) for column in schemas[kind]}
+            given = {name: values for name, values in columns(kind, start, stop).items() if name in nulls}
+            table = pa.table(nulls | given, schema=schemas[kind]).combine_chunks()
             part = f"{kind}/part-{number:05}.parquet"
             sink = pa.BufferOutputStream()
             pq.write_table(table, sink, compression="zstd", row_group_size=max(table.num_rows, 1))
@@ -330,24 +344,31 @@ def write_shards(
             checksum = hashlib.sha256(content).hexdigest()
             files[part] = {"rows": table.num_rows, "bytes": content.size, "sha256": checksum}
             for chunk in table.column(0).chunks:
-                digests[kind].add_ids(chunk)
-            for matrix, column in matrices_of(kind).items():
-                counts, positions = rows_of(table[column])
-                digests[matrix].add_rows(counts, positions)
-                pairs[matrix] += len(positions)
+                ids[kind].add_ids(chunk)
+            for matrix in matrices_of(kind):
+                matrices[matrix].add(table)
     described = {
         "name": name,
         "notes": list(notes),
         "shard_rows": shard_rows,
         "sizes": sizes,
-        "pairs": pairs,
+        "pairs": {name: each.pairs for name, each in matrices.items()},
         "catalogue": catalogue,
-        "digests": {part: digest.hexdigest() for part, digest in digests.items()},
+        "digests": {kind: digest.hexdigest() for kind, digest in ids.items()}
+        | {part: digest for each in matrices.values() for part, digest in each.digests().items()},
         "files": files,
         "about_tables": [
             {name: getattr(note, name) for name in ("kind", "where", "message", "fix")}
             for note in about_tables
         ],
+        **({"columns": optional} if optional else {}),
+        **{name: value for name, value in (about_events or {}).items() if value},
     }
-    listed = {"format": FORMAT, "version": VERSION, **described, "sha256": _checksum(described)}
+    version = WITH_MORE if optional else VERSION
+    listed = {"format": FORMAT, "version": version, **described, "sha256": _checksum(described)}
     write_whole(building / LAYOUT, json.dumps(listed, indent=2, ensure_ascii=False).encode())
+
+
+def _left_out(kind: str, optional: Mapping[str, Sequence[str]]) -> set[str]:
+    """Returns the columns that files of a kind do not have."""
+    return {*OPTIONAL[kind]} - {*optional.get(kind, ())}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.dataset import EVENTS_OF, BundleDataset
+from bundlemage.data.events import UNDATED, Events
+from bundlemage.data.splits import Source
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,6 +33,68 @@ def dataset_table(dataset: BundleDataset) -> dict[str, int | float]:
         table[f"{name}_density"] = matrix.nnz / max(matrix.shape[0] * matrix.shape[1], 1)
     table["items_per_bundle"] = dataset.bundle_item.nnz / max(len(dataset.bundles), 1)
     return table
+
+
+@dataclass(frozen=True)
+class EventFacts:
+    """What is known about the pairs of a table of events."""
+
+    types: Mapping[str, int] = field(default_factory=dict)
+    """The number of rows of each type of event; rows without a type have an empty name."""
+    first: str | None = None
+    """The earliest time, such as `2026-01-31T12:00:00Z`. None: no time is known."""
+    last: str | None = None
+    undated: int = 0
+    """The number of pairs without a time, if others have one."""
+    weights: tuple[float, float, float] | None = None
+    """The least, the median and the largest weight of a pair. None: all are 1."""
+    rejected: int = 0
+    """The number of pairs whose latest event is negative."""
+
+    @classmethod
+    def of(cls, events: Events, types: Mapping[str, int]) -> EventFacts:
+        at, weight = events.at, events.weight
+        times: tuple[int, int, int] | None = None
+        if at is not None:
+            dated = at[at != UNDATED]
+            times = int(dated.min()), int(dated.max()), len(at) - len(dated)
+        weights = None
+        if weight is not None:
+            doubles = weight.astype(np.float64)
+            weights = float(doubles.min()), float(np.median(doubles)), float(doubles.max())
+        rejected = 0 if events.rejected is None else int(events.rejected.nnz)
+        return cls.of_figures(types, times, weights, rejected)
+
+    @classmethod
+    def of_figures(
+        cls,
+        types: Mapping[str, int],
+        times: tuple[int, int, int] | None,
+        weights: tuple[float, float, float] | None,
+        rejected: int,
+    ) -> EventFacts:
+        """`times` are the earliest and the latest time in microseconds, and the number of undated pairs."""
+        first, last, undated = times or (None, None, 0)
+        begins, ends = (None if time is None else time_text(time) for time in (first, last))
+        return cls(dict(types), begins, ends, undated, weights, rejected)
+
+    def __bool__(self) -> bool:
+        return self != EventFacts()
+
+
+def time_text(time: int) -> str:
+    """Returns a time in microseconds since 1970 as text, to the second: `2026-01-31T12:00:00Z`."""
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time)
+    return moment.replace(microsecond=0, tzinfo=None).isoformat() + "Z"
+
+
+def event_facts(source: Source) -> dict[str, EventFacts]:
+    """Returns what is known about the pairs of each table of events, without tables that say nothing."""
+    facts = {
+        table: EventFacts.of(getattr(source.dataset, name), source.event_types.get(table, {}))
+        for table, name in EVENTS_OF.items()
+    }
+    return {table: known for table, known in facts.items() if known}
 
 
 def popularity_bias(dataset: BundleDataset) -> float:

@@ -125,7 +125,7 @@ class EvaluationJob(ModelJob):
 
     @cached_property
     def _interactions(self) -> Interactions:
-        return Interactions.of(self.split.train, self.recommender.shop.device)
+        return self.recommender.model.interactions(self.split.train, self.recommender.shop.device)
 
     def chunks(self, processes: int) -> list[Chunk]:
         """Returns all cases of all models, in chunks for this number of processes.

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA
 from bundlemage.errors import DataError, Problem
 
+VECTORS = "item_vectors"
 REQUIRED = ("user_item", "user_bundle", "bundle_item")
 TABLES: Mapping[str, tuple[str, ...]] = {
     "user_item": ("user_id", "item_id"),
@@ -17,8 +18,11 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "bundle_item": ("bundle_id", "item_id"),
     "items": ("item_id",),
     "bundles": ("bundle_id",),
+    VECTORS: ("item_id", "vector"),
 }
-"""The columns that each table must have. The columns of a catalogue's schema are optional."""
+"""The columns that each table must have. The columns of a catalogue's schema are optional, and `EVENTS`."""
+EVENTS = ("at", "weight", "event")
+"""The columns that tables of events, `user_item` and `user_bundle`, may have."""
 CATALOGUE_SCHEMAS = {"items": ITEM_SCHEMA, "bundles": BUNDLE_SCHEMA}
 
 # Case, spaces and punctuation are ignored: `user ID`, `userId` and `USER_ID` are the same name.
@@ -40,6 +44,11 @@ _ALIASES = {
         "image_url": "imageurl image images imagelink picture pictures pictureurl",
         "description": "descriptions desc summary abstract blurb longdescription",
         "vector": "vectors embedding embeddings features featurevector",
+        "at": "timestamp ts time datetime date createdat eventtime purchasedat orderedat boughtat playedat "
+        "viewedat occurredat purchasedate orderdate createddate eventdate timestampms unixtime",
+        "weight": "weights count counts plays playcount times quantity qty strength",
+        "event": "events eventtype eventname action actiontype interaction interactiontype behavior "
+        "behaviour type",
     }.items()
 }
 """For each column its other names, without spaces and punctuation. The first name has precedence."""
@@ -120,8 +129,14 @@ def has_ids(table: str, names: Sequence[str]) -> bool:
 
 def _columns(table: str) -> tuple[str, ...]:
     """Returns all columns that a table can have."""
-    details = CATALOGUE_SCHEMAS[table].names[1:] if table in CATALOGUE_SCHEMAS else ()
-    return *TABLES[table], *details
+    if table in CATALOGUE_SCHEMAS:
+        return *TABLES[table], *CATALOGUE_SCHEMAS[table].names[1:]
+    return (*TABLES[table], *EVENTS) if has_events(table) else TABLES[table]
+
+
+def has_events(table: str) -> bool:
+    """Whether the rows of a table are events of a user."""
+    return TABLES[table][0] == "user_id"
 
 
 _NO_FIT, _ALIAS, _SAME_LETTERS, _EXACT = range(4)
@@ -202,7 +217,7 @@ def _unused(
     other = [position for position in rest if position not in currency]
     if other:
         understood = _columns(table)
-        why = f"; the columns of this table are {listed(understood)}"
+        why = f"; the columns of this table are {listed(understood, len(understood))}"
         free = [column for column in understood if column not in positions]
         close: dict[str, str] = {}
         for n in other:
@@ -240,9 +255,9 @@ def _read_as(aliases: Mapping[str, str], where: str) -> Iterable[Problem]:
         )
 
 
-def listed(texts: Iterable[str]) -> str:
-    """Returns texts as `a, b and c`. Of many texts, only the first are shown."""
+def listed(texts: Iterable[str], most: int = _SHOWN_NAMES) -> str:
+    """Returns texts as `a, b and c`. Of more than `most` texts, only the first are shown."""
     texts = list(texts)
-    if len(texts) > _SHOWN_NAMES:
-        texts = [*texts[:_SHOWN_NAMES], f"{len(texts) - _SHOWN_NAMES:,} more"]
+    if len(texts) > most:
+        texts = [*texts[:most], f"{len(texts) - most:,} more"]
     return " and ".join([", ".join(texts[:-1]), *texts[-1:]] if len(texts) > 1 else texts)

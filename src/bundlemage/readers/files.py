@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from bundlemage.errors import DataError, Problem, collected
 from bundlemage.readers.assemble import TableData
 from bundlemage.readers.columns import TABLES, Columns, has_ids, resolve
+from bundlemage.readers.facts import FACTS
 from bundlemage.readers.places import TableFile, TableFiles, empty_file, unreadable
 from bundlemage.readers.values import Coded, Locate, encode, joined, shown
 
@@ -62,7 +63,11 @@ def read_table(table: str, source: TableFiles) -> TableData:
     if len(parts) < len(source.files):
         raise DataError(problems)
     columns: dict[str, Coded] = {}
+    facts: dict[str, list[pa.Array]] = {}
     for name in dict.fromkeys(name for part in parts for name in part.column_names):
+        if name in FACTS:
+            facts[name] = [chunk for part in parts for chunk in _column_of(name, part).chunks]
+            continue
         with collected(problems):
             if name not in TABLES[table]:
                 _check_types(name, source.files, parts)
@@ -75,7 +80,7 @@ def read_table(table: str, source: TableFiles) -> TableData:
         for column, name in found[0].aliases.items()
         if all(other.aliases.get(column) == name for other in found)
     }
-    return TableData(source.where, columns, locate, tuple(problems), aliases)
+    return TableData(source.where, columns, locate, facts, tuple(problems), aliases)
 
 
 def batches(table: str, file: TableFile, found: list[Columns], rows: float = math.inf) -> Iterator[pa.Table]:
@@ -115,14 +120,15 @@ def same_fault_once(problems: Iterable[Problem]) -> list[Problem]:
 
 def _joined_column(name: str, parts: Sequence[pa.Table]) -> Coded:
     """Returns a column joined from all parts. It is null in the rows of parts that lack it."""
-    columns = [
-        part[name] if name in part.column_names else pa.chunked_array([pa.nulls(part.num_rows)])
-        for part in parts
-    ]
+    columns = [_column_of(name, part) for part in parts]
     if len({column.type for column in columns}) == 1:
         chunks = [chunk for column in columns for chunk in column.chunks]
         return encode(pa.chunked_array(chunks, columns[0].type))
     return joined([encode(column) for column in columns])
+
+
+def _column_of(name: str, part: pa.Table) -> pa.ChunkedArray:
+    return part[name] if name in part.column_names else pa.chunked_array([pa.nulls(part.num_rows)])
 
 
 def _check_types(name: str, files: Sequence[TableFile], parts: Sequence[pa.Table]) -> None:
@@ -177,11 +183,7 @@ def _opened_parquet(file: TableFile) -> Iterator[pq.ParquetFile]:
         with file.open() as stream:  # an OSError of open() means that the file is not accessible, not damaged
             try:
                 footer = pq.ParquetFile(stream)
-                texts = [
-                    column.name
-                    for column in footer.schema_arrow
-                    if column.type in (pa.string(), pa.large_string())
-                ]
+                texts = [column.name for column in footer.schema_arrow if column.type in _TEXTS]
                 yield pq.ParquetFile(stream, metadata=footer.metadata, read_dictionary=texts)
             except (pa.ArrowException, OSError) as error:
                 raise DataError(_damaged(stream, file, error)) from error
@@ -227,7 +229,7 @@ def _read_text(table: str, file: TableFile, found: list[Columns]) -> pa.Table:
 
 
 def _text_batches(table: str, file: TableFile, found: list[Columns]) -> Iterator[pa.Table]:
-    """Yields pieces of a table. Its columns are dictionaries of strings."""
+    """Yields pieces of a table. Its columns are dictionaries of strings; `FACTS` are strings."""
     if file.filesystem is not None:
         message = "text files are read from folders of this machine only"
         raise DataError.of("not-parquet", file.where, message, "Store the table as Parquet")
@@ -249,7 +251,10 @@ def _text_batches(table: str, file: TableFile, found: list[Columns]) -> Iterator
             arrow_csv.ReadOptions(column_names=names, skip_rows=header.last_line, block_size=BLOCK_BYTES),
             arrow_csv.ParseOptions(delimiter=_delimiter(file), newlines_in_values=True),
             arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(needed, _DICTIONARY),
+                column_types={
+                    names[position]: pa.string() if column in FACTS else _DICTIONARY
+                    for column, position in positions.items()
+                },
                 include_columns=needed,
                 strings_can_be_null=False,  # an id may be NA or null
             ),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from bundlemage.data.splits import Source
 from bundlemage.errors import DataError, MissingExtraError
 from bundlemage.readers.assemble import TableData, assemble
-from bundlemage.readers.columns import Columns, resolve
+from bundlemage.readers.columns import VECTORS, Columns, resolve
+from bundlemage.readers.facts import FACTS, Chunk
 from bundlemage.readers.values import Codebook
 
 if TYPE_CHECKING:
@@ -36,21 +39,26 @@ def read_sql(
     bundle_item: str = "bundle_item",
     items: str | None = None,
     bundles: str | None = None,
+    item_vectors: str | None = None,
+    events: Mapping[str, float] | None = None,
 ) -> Source:
     """Read a database. Each table is given as a name (`table`, `schema.table`) or as a SELECT query.
 
-    `items` and `bundles` are the catalogue. By default (None) the tables of these names are read if they
-    exist; an empty text leaves them out. Returns the data; raises `DataError` with every problem.
+    `items`, `bundles` and `item_vectors` are the catalogue. By default (None) the tables of these names are
+    read if they exist; an empty text leaves them out. `events` are the weights of types of events, such as
+    `{"view": 0.2, "buy": 1}`. Returns the data; raises `DataError` with every problem.
     """
     sources = {"user_item": user_item, "user_bundle": user_bundle, "bundle_item": bundle_item}
-    optional = {"items": items, "bundles": bundles}
+    optional = {"items": items, "bundles": bundles, VECTORS: item_vectors}
     address = _address(url)
     name = Path(address.database or "database").stem
     with _connected(address) as (connection, inspector):
         for table, source in optional.items():
             if source or (source is None and inspector.has_table(table)):
                 sources[table] = source or table
-        return assemble(sources, lambda table: _read(connection, inspector, table, sources[table]), name)
+        return assemble(
+            sources, lambda table: _read(connection, inspector, table, sources[table]), name, events=events
+        )
 
 
 def _address(url: str) -> URL:
@@ -158,9 +166,20 @@ def _selected(inspector: Inspector, table: str, source: str) -> tuple[Select[Any
 
 def _collect(result: CursorResult[Any], columns: Columns, where: str) -> TableData:
     """Returns the table, read in batches. Each distinct value is stored once; rows store its number."""
-    books = {column: Codebook() for column in columns.positions}
+    books = {column: Codebook() for column in columns.positions if column not in FACTS}
+    facts: dict[str, list[Chunk]] = {column: [] for column in columns.positions if column in FACTS}
     for batch in result.yield_per(_ROWS_AT_ONCE).partitions():
         for column, book in books.items():
             book.add(row[columns.positions[column]] for row in batch)
+        for column, chunks in facts.items():
+            chunks.append(_chunk([row[columns.positions[column]] for row in batch]))
     coded = {column: book.coded() for column, book in books.items()}
-    return TableData(where, coded, lambda row: (where, row + 1), columns.problems, columns.aliases)
+    return TableData(where, coded, lambda row: (where, row + 1), facts, columns.problems, columns.aliases)
+
+
+def _chunk(values: list[Any]) -> Chunk:
+    """Returns values as an Arrow array, or as they are if they have several types: SQLite allows that."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError, UnicodeError):
+        return values

@@ -5,7 +5,6 @@ For speed a column is first reduced to its distinct values. Only the distinct va
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -135,7 +134,7 @@ def shown(value: object, width: int = 60) -> str:
 
 
 @dataclass(frozen=True)
-class _Fault:
+class Fault:
     """A kind of faulty value. `message` may use {name} (the column in words), {value} and {type}."""
 
     message: str
@@ -143,40 +142,48 @@ class _Fault:
     kind: str
     severity: Literal["error", "warning"] = "error"
 
-    def problem(self, rows: npt.NDArray[np.intp], column: Coded, name: str, locate: Locate) -> Problem:
-        """Returns a problem that shows the first of the faulty `rows` and counts the others."""
+    def problem(
+        self, row: int, value: object, name: str, locate: Locate, more: int, shown_as: str | None = None
+    ) -> Problem:
+        """Returns a problem that shows the faulty value of `row`. `more` is the number of further ones."""
+        told = shown(value) if shown_as is None else shown_as
+        message = self.message.format(name=name, value=told, type=type(value).__name__)
+        where, line = locate(row)
+        return Problem(self.kind, where, message, self.fix, line, str(value), more, self.severity)
+
+    def of_rows(self, rows: npt.NDArray[np.intp], column: Coded, name: str, locate: Locate) -> Problem:
+        """Returns a problem that shows the first of the faulty `rows` of a column and counts the others."""
         code = column.codes[rows[0]]
-        value = "" if code < 0 else column.values[code]
-        message = self.message.format(name=name, value=shown(value), type=type(value).__name__)
-        where, line = locate(int(rows[0]))
-        return Problem(self.kind, where, message, self.fix, line, str(value), len(rows) - 1, self.severity)
+        return self.problem(
+            int(rows[0]), "" if code < 0 else column.values[code], name, locate, len(rows) - 1
+        )
 
 
 # Ids
 
-_MISSING_ID = _Fault("{name} is empty", "Fill it in or remove the row", "missing-id")
-_BROKEN_ID = _Fault(
+_MISSING_ID = Fault("{name} is empty", "Fill it in or remove the row", "missing-id")
+_BROKEN_ID = Fault(
     "{name} holds bytes that are not UTF-8 text: {value}",
     "Store the ids as UTF-8 text or as whole numbers",
     "broken-utf8",
 )
-_NUL_ID = _Fault(
+_NUL_ID = Fault(
     "{name} holds a NUL byte: {value}",
     "Export the data again; a NUL byte is a sign of a damaged copy",
     "nul-byte",
 )
-_BAD_ID_TYPE = _Fault(
+_BAD_ID_TYPE = Fault(
     "{name} holds {value}, a {type}; an id is text, a whole number or a UUID",
     "Convert the column to text or whole numbers, or name the right column",
     "bad-id-type",
 )
-_SPACED_ID = _Fault(
+_SPACED_ID = Fault(
     "{name} holds {value}, with a space at its start or end: without the space it is a different id",
     "Trim the ids if the space is a mistake",
     "id-with-spaces",
     "warning",
 )
-_DESCRIBED_TWICE = _Fault(
+_DESCRIBED_TWICE = Fault(
     "{name} {value} is described a second time; only the first description counts",
     "Keep one row for each id",
     "duplicate-catalogue-id",
@@ -193,7 +200,7 @@ def read_column(
     and the problems.
     """
     values: list[Any] = []
-    faulty: dict[_Fault, list[int]] = defaultdict(list)
+    faulty: dict[Fault, list[int]] = defaultdict(list)
     for position, value in enumerate(column.values):
         converted, fault = _read_detail(name, value) if name in _DETAILS else _read_id(value)
         values.append(converted)
@@ -207,7 +214,7 @@ def read_column(
         is_faulty[positions] = True
         rows[fault] = np.flatnonzero(is_faulty[column.codes])
     in_order = sorted(rows, key=lambda fault: int(rows[fault][0]))
-    problems = [fault.problem(rows[fault], column, in_words, locate) for fault in in_order]
+    problems = [fault.of_rows(rows[fault], column, in_words, locate) for fault in in_order]
     if any(problem.severity == "error" for problem in problems):
         return None, problems
     if name in _DETAILS:
@@ -218,7 +225,7 @@ def read_column(
     return Coded(list(distinct), merged[column.codes]), problems
 
 
-def _read_id(value: Any) -> tuple[str, _Fault | None]:
+def _read_id(value: Any) -> tuple[str, Fault | None]:
     """Returns an id as text, and its fault, if any."""
     if value is None:
         return "", _MISSING_ID
@@ -248,7 +255,7 @@ def duplicates(ids: Coded, in_words: str, locate: Locate) -> list[Problem]:
     """Returns a warning if a catalogue describes an id more than once. `in_words` is as in `read_column`."""
     _, first_rows = np.unique(ids.codes, return_index=True)
     repeated = np.setdiff1d(np.arange(len(ids.codes)), first_rows)
-    return [_DESCRIBED_TWICE.problem(repeated, ids, in_words, locate)] if repeated.size else []
+    return [_DESCRIBED_TWICE.of_rows(repeated, ids, in_words, locate)] if repeated.size else []
 
 
 # Details of the catalogue
@@ -261,6 +268,13 @@ def _title(value: Any) -> str | None:
     return text if text.strip() else None
 
 
+def _event(value: Any) -> str | None:
+    """Returns the name of a type of event. Numbers are names, too."""
+    if isinstance(value, float | Decimal) and value == value // 1:
+        value = int(value)
+    return _text(value).strip() or None
+
+
 def _image(value: Any) -> str | None:
     address = _text(value).strip()
     if address and fault_of_image(address) is not None:
@@ -271,21 +285,6 @@ def _image(value: Any) -> str | None:
 def _tags(value: Any) -> list[str] | None:
     found = tags_of(value.decode() if isinstance(value, bytes) else value)
     return [tag for text in found if (tag := decoded(text).strip())] or None
-
-
-def _vector(value: Any) -> tuple[float, ...] | None:
-    """Returns a vector, from a list of numbers or from text such as `[0.1, -0.2]`."""
-    if isinstance(value, str | bytes):
-        text = _text(value).strip()
-        value = json.loads(text) if text else None
-    if value is None:
-        return None
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError
-    numbers = tuple(float(number) for number in value if isinstance(number, int | float))
-    if len(numbers) < len(value) or not all(map(math.isfinite, numbers)):
-        raise ValueError
-    return numbers
 
 
 def _text(value: Any) -> str:
@@ -321,17 +320,17 @@ def _stock(value: Any) -> int | None:
     return None if stock is None else int(stock)
 
 
-_BROKEN_TEXT = _Fault("{name} is {value}; expected text in UTF-8", "Store the text as UTF-8", "broken-utf8")
-_BAD_AMOUNT = _Fault(
+_BROKEN_TEXT = Fault("{name} is {value}; expected text in UTF-8", "Store the text as UTF-8", "broken-utf8")
+_BAD_AMOUNT = Fault(
     "{name} is {value}; expected a number from 0 to 1,000,000,000,000",
     "Write it without a currency sign, with a point for the decimals; leave it empty if it is not known",
     "bad-number",
 )
-_DETAILS: Mapping[str, tuple[Callable[[Any], Any], _Fault]] = {
+_DETAILS: Mapping[str, tuple[Callable[[Any], Any], Fault]] = {
     "title": (_title, _BROKEN_TEXT),
     "tags": (
         _tags,
-        _Fault(
+        Fault(
             "{name} is {value}, which is not read; "
             "expected a list of texts, or one text separated by | ; or ,",
             'Write it as ["Action", "Role play"] or as Action;Role play, or leave it: then there are no tags',
@@ -340,20 +339,12 @@ _DETAILS: Mapping[str, tuple[Callable[[Any], Any], _Fault]] = {
         ),
     ),
     "description": (_title, _BROKEN_TEXT),
-    "vector": (
-        _vector,
-        _Fault(
-            "{name} is {value}; expected a list of numbers",
-            "Write it as [0.1, -0.2, 0.3], each vector with the same length and without NaN; leave it empty "
-            "if there is none",
-            "bad-vector",
-        ),
-    ),
+    "event": (_event, _BROKEN_TEXT),
     "price": (_amount, _BAD_AMOUNT),
     "cost": (_amount, _BAD_AMOUNT),
     "image_url": (
         _image,
-        _Fault(
+        Fault(
             "{name} is {value}; expected the address of an image",
             "Write https://HOST/PATH, or /PATH for a file at the address of the service; leave it empty if "
             "there is none",
@@ -362,7 +353,7 @@ _DETAILS: Mapping[str, tuple[Callable[[Any], Any], _Fault]] = {
     ),
     "stock": (
         _stock,
-        _Fault(
+        Fault(
             "{name} is {value}; expected a whole number, 0 or more",
             "Write how many can be sold; leave it empty if it is not known",
             "bad-number",
@@ -370,7 +361,7 @@ _DETAILS: Mapping[str, tuple[Callable[[Any], Any], _Fault]] = {
     ),
     "discount": (
         partial(_number, highest=1),
-        _Fault(
+        Fault(
             "{name} is {value}; expected a fraction from 0 to 1",
             "Write 20% off as 0.2; leave it empty if it is not known",
             "bad-number",
@@ -380,7 +371,7 @@ _DETAILS: Mapping[str, tuple[Callable[[Any], Any], _Fault]] = {
 """For each column: the function that reads a value, and the fault of a value for which it raises."""
 
 
-def _read_detail(name: str, value: Any) -> tuple[Any, _Fault | None]:
+def _read_detail(name: str, value: Any) -> tuple[Any, Fault | None]:
     """Returns a value of a catalogue, and its fault, if any."""
     parse, fault = _DETAILS[name]
     try:
@@ -391,15 +382,23 @@ def _read_detail(name: str, value: Any) -> tuple[Any, _Fault | None]:
         return None, fault
 
 
-def align(columns: Mapping[str, Coded], vocabulary: Vocabulary, schema: pa.Schema) -> pa.Table:
+def align(
+    columns: Mapping[str, Coded], facts: Mapping[str, pa.Array], vocabulary: Vocabulary, schema: pa.Schema
+) -> pa.Table:
     """Returns the checked columns of a catalogue as a table of this schema, in the order of a vocabulary.
 
-    If an id has several descriptions, the first is used. Values that the catalogue lacks are null.
+    `facts` are columns with one value for each row. If an id has several descriptions, the first is used.
+    Values that the catalogue lacks are null.
     """
     ids = columns[schema.names[0]]
     positions, first_rows = np.unique(vocabulary.positions(ids.values)[ids.codes], return_index=True)
     aligned: dict[str, Any] = {schema.names[0]: vocabulary.to_arrow()}
     for field in list(schema)[1:]:
+        if field.name in facts:
+            rows = np.full(len(vocabulary), -1)
+            rows[positions] = first_rows
+            aligned[field.name] = facts[field.name].take(pa.array(rows, mask=rows < 0)).cast(field.type)
+            continue
         values: Sequence[Any] = ()
         codes = np.full(len(vocabulary), -1, np.int32)
         if field.name in columns:

@@ -12,7 +12,7 @@ bits everywhere, but logarithms and powers do not. So popularity falls with the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -35,6 +35,7 @@ from bundlemage.data.dataset import (
     catalogue_table,
     pairs_of,
 )
+from bundlemage.data.events import UNDATED, Events
 from bundlemage.data.folders import beside
 from bundlemage.errors import ConfigError
 from bundlemage.sample import words
@@ -395,8 +396,16 @@ def distinct_pairs(
 # Files
 
 
-def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv") -> list[Path]:  # noqa: A002
+def write_shop(
+    dataset: BundleDataset,
+    folder: Path,
+    format: TableFormat = "csv",  # noqa: A002
+    event_types: Mapping[str, float] | None = None,
+) -> list[Path]:
     """Write the tables `user_item`, `user_bundle` and `bundle_item` of a data set, and its catalogue, if any.
+
+    Times and weights of pairs are the columns `at` and `weight`. With `event_types`, a type of event and its
+    weight, weights are the column `event` instead. Rejected pairs are not written.
 
     `folder` must be new or empty. It is written completely or not at all. Returns the paths of the files.
     """
@@ -407,7 +416,7 @@ def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv"
         raise ConfigError(f"{folder} is in use (not an empty folder, or the current one); name a new folder")
     paths = []
     with beside(folder) as building:
-        for name, table in _tables(dataset):
+        for name, table in _tables(dataset, event_types):
             path = building / f"{name}.{format}"
             paths.append(folder / path.name)
             if format == "parquet":
@@ -419,18 +428,37 @@ def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv"
     return paths
 
 
-def _tables(dataset: BundleDataset) -> Iterator[tuple[str, pa.Table]]:
-    for name, rows, columns in (
-        ("user_item", dataset.users, dataset.items),
-        ("user_bundle", dataset.users, dataset.bundles),
-        ("bundle_item", dataset.bundles, dataset.items),
+def _tables(
+    dataset: BundleDataset, event_types: Mapping[str, float] | None
+) -> Iterator[tuple[str, pa.Table]]:
+    for name, rows, columns, events in (
+        ("user_item", dataset.users, dataset.items, dataset.item_events),
+        ("user_bundle", dataset.users, dataset.bundles, dataset.bundle_events),
+        ("bundle_item", dataset.bundles, dataset.items, Events()),
     ):
         positions = zip((rows, columns), pairs_of(getattr(dataset, name)), strict=True)
-        yield name, pa.table({f"{ids.kind}_id": ids.to_arrow().take(pa.array(at)) for ids, at in positions})
+        ids = {f"{kind.kind}_id": kind.to_arrow().take(pa.array(place)) for kind, place in positions}
+        yield name, pa.table({**ids, **_facts(events, event_types)})
     if dataset.catalogue is not None:
         for name, table in (("items", dataset.catalogue.items), ("bundles", dataset.catalogue.bundles)):
             known = [column for column in table.column_names if table[column].null_count < len(table)]
             yield name, table.select(known)
+
+
+def _facts(events: Events, event_types: Mapping[str, float] | None) -> dict[str, Any]:
+    """The columns of what is known about the pairs. Times are in whole seconds if they all are."""
+    columns: dict[str, Any] = {}
+    if events.at is not None:
+        dated = events.at != UNDATED
+        whole = not (events.at[dated] % 1_000_000).any()
+        at = pa.array(np.where(dated, events.at, 0), pa.timestamp("us", "UTC"), mask=~dated)
+        columns["at"] = at.cast(pa.timestamp("s", "UTC")) if whole else at
+    if events.weight is not None and event_types is None:
+        columns["weight"] = pa.array(events.weight)
+    elif events.weight is not None and event_types is not None:
+        names = {np.float32(weight): name for name, weight in event_types.items()}
+        columns["event"] = pa.array([names[weight] for weight in events.weight], pa.string())
+    return columns
 
 
 def _flat(table: pa.Table) -> pa.Table:

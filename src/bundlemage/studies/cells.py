@@ -177,7 +177,7 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
     training = recommender.training
     assert training is not None
     started = time.perf_counter()
-    data = Interactions.of(split.train, where)
+    data = recommender.model.interactions(split.train, where)
     metrics = case_metrics(recommender.model, split, data, KS)
     tested = evaluation_of(recommender.model, split, metrics)
     evaluate_seconds, peak = time.perf_counter() - started, memory()
