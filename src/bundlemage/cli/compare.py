@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from bundlemage.cli import show
-from bundlemage.cli.options import AsJson, Device, Jobs, OptionalCount, Tables
-from bundlemage.cli.texts import ids, key_values, label, seed_list, settings
+from bundlemage.cli.options import AsJson, Device, Events, Jobs, OptionalCount, Tables
+from bundlemage.cli.texts import event_weights, ids, key_values, label, seed_list, settings
 from bundlemage.errors import ConfigError
 from bundlemage.readers.address import may_hold_a_password
 
@@ -46,6 +46,7 @@ def compare(
     metrics: str | None = None,
     output: list[Path] | None = None,
     table: Tables = None,
+    events: Events = None,
     as_json: AsJson = False,
 ) -> None:
     """Train and test models on PATH, and rank them.
@@ -89,7 +90,8 @@ def compare(
         _check_output(file)
     contenders = _contenders(model, set_, epochs)
     seed_numbers = seed_list(seeds)
-    splits = _splits(locations or ["sample"], key_values(table, "--table"), protocol, split_seed, histories)
+    tables, weights = key_values(table, "--table"), event_weights(events)
+    splits = _splits(locations or ["sample"], tables, weights, protocol, split_seed, histories)
     for split in splits:
         show.note(f"{show.described(split.dataset)}; protocol {split.protocol}")
         show.leakage(split.leakage, split.histories)
@@ -165,6 +167,7 @@ def _changed(contenders: Sequence[Contender], name: str, value: Any) -> list[Con
 def _splits(
     locations: Sequence[str],
     tables: dict[str, str],
+    events: dict[str, float] | None,
     protocols: Sequence[str] | None,
     seed: int,
     histories: str,
@@ -178,7 +181,7 @@ def _splits(
     splits: list[tuple[str, Split]] = []
     for location in dict.fromkeys(locations):
         with show.notes.status(f"reading {label(location)}"):
-            source = read(location, tables)
+            source = read(location, tables, events)
             show.warn(*source.warnings)
             splits += [(label(location), plan.divide(source.dataset, source.ready)) for plan in plans]
     places: dict[str, set[str]] = {}

@@ -17,12 +17,13 @@ from bundlemage.cli.options import (
     Count,
     Device,
     EngineOptions,
+    Events,
     Location,
     ModelFolder,
     OtherDevice,
     Tables,
 )
-from bundlemage.cli.texts import key_values, label, only_given, settings
+from bundlemage.cli.texts import event_weights, key_values, label, only_given, settings
 from bundlemage.errors import BundleMageError, ConfigError, NoModelYetError, Problem
 from bundlemage.progress import Shown
 
@@ -60,6 +61,7 @@ def train(
     final: bool = False,
     ensemble: int | None = None,
     table: Tables = None,
+    events: Events = None,
     resume: bool = False,
     overwrite: bool = False,
     checkpoint_every: Annotated[int | None, typer.Option(min=0)] = None,
@@ -118,6 +120,7 @@ def train(
         {**settings(set_), **only_given(options)},
         only_given({"protocol": protocol, "seed": split_seed, "histories": histories}),
         settings(shop, "--shop"),
+        event_weights(events),
     )
     chosen = replace(chosen, **only_given({"model": model, "ensemble": ensemble}))
     checkpoints = output.with_name(output.name + ".checkpoints")
@@ -209,17 +212,20 @@ def evaluate(
     engine: EngineOptions,
     location: str | None = None,
     table: Tables = None,
+    events: Events = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the model in DIR on the test cases of PATH, which were held out of its training.
 
     Options:
-        location PATH: The data that the model was trained on.
+        location PATH: The data that the model was trained on. Without --events, its types of events have
+            the same weights as in training.
     """
     from bundlemage.engines.jobs import EvaluationJob
 
-    job = EvaluationJob(Path(folder), location, key_values(table, "--table"), device=device)
+    tables, weights = key_values(table, "--table"), event_weights(events)
+    job = EvaluationJob(Path(folder), location, tables, weights, device=device)
     with show.notes.status("reading the data"):
         _ = job.source  # raises an error if there is none, before the model is loaded
     with Shown(show.notes, "evaluating") as progress:
@@ -361,6 +367,7 @@ def tune(
     split_seed: int | None = None,
     histories: str | None = None,
     table: Tables = None,
+    events: Events = None,
     resume: bool = False,
     as_json: AsJson = False,
 ) -> None:
@@ -410,6 +417,7 @@ def tune(
         trials=trials,
         timeout=timeout,
         tables=key_values(table, "--table"),
+        events=chosen.changed({}, {}, events=event_weights(events)).events,
         resume=resume,
     )
     if resume and not output.exists():
