@@ -247,6 +247,23 @@ class TestRejectedThings:
                 user, bundle = shop.users.position(row["user_id"]), shop.bundles.position(row["bundle_id"])
                 assert not rejected[user, bundle]
 
+    def test_an_index_leaves_them_out_too(self, model: Recommender) -> None:
+        pytest.importorskip("faiss")
+        shop = model.dataset
+        assert shop.item_events.rejected is not None
+        exact = [[each.id for each in best] for best in model.recommend_many(shop.users.ids, 10)]
+        try:
+            model.use_index(0.5, least_bundles=1, most_share=1.0)
+            for rule in ("demote", "show"):
+                for user, best in enumerate(model.recommend_many(shop.users.ids, 40, owned=rule)):
+                    shown = [shop.bundles.position(each.id) for each in best]
+                    if shop.item_events.rejected[user].nnz:
+                        assert not any(shop.bundle_item[place, 7] for place in shown)
+            searched = [[each.id for each in best] for best in model.recommend_many(shop.users.ids, 10)]
+        finally:
+            model._index = None
+        assert sum(map(len, searched)) == sum(map(len, exact))
+
     def test_a_visitor_may_reject(self, model: Recommender) -> None:
         shop = model.dataset
         visitor = History(shop.items.ids[:3])
