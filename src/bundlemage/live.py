@@ -39,7 +39,7 @@ from bundlemage.recommender import Recommender
 from bundlemage.store.records import Bundle, CatalogueChange, Item, ModelRecord, Owned, Sales
 from bundlemage.wire.answers import Known
 from bundlemage.wire.images import scheme_of_image
-from bundlemage.wire.shop import OwnedRule, StockRule
+from bundlemage.wire.shop import BundleRules, OwnedRule, StockRule
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 NO_SALES = Sales({}, {})
@@ -401,8 +401,19 @@ class Question:
     where: Filter | None = None
     owned: OwnedRule | None = None
     stock: StockRule | None = None
-    """The rules of `ShopSettings` for this question. None: those of the shop."""
+    diversity: float | None = None
+    match_popularity: float | None = None
+    """The rules of `ShopSettings` for this question. None: those of the shop. The last two are for bundles
+    only."""
     partial: tuple[str, ...] | None = None
+
+    @property
+    def rules(self) -> BundleRules:
+        """The rules of this question."""
+        both: BundleRules = {"owned": self.owned, "stock": self.stock}
+        if self.partial is None:
+            both |= {"diversity": self.diversity, "match_popularity": self.match_popularity}
+        return both
 
 
 class LiveShop(Shop):
@@ -764,7 +775,7 @@ class Live(Asker):
         """
         groups: dict[Any, list[int]] = defaultdict(list)
         for number, question in enumerate(questions):
-            kind = (question.partial is None, question.where, question.owned, question.stock)
+            kind = (question.partial is None, question.where, *question.rules.values())
             groups[kind].append(number)
         outcomes: dict[int, list[Recommendation] | Exception] = {}
         for numbers in groups.values():
@@ -777,7 +788,7 @@ class Live(Asker):
 
     def _answer_alike(self, questions: Sequence[Question]) -> list[list[Recommendation]]:
         first, largest_k = questions[0], max(question.k for question in questions)
-        options: dict[str, Any] = {"where": first.where, "owned": first.owned, "stock": first.stock}
+        options: dict[str, Any] = {"where": first.where, **first.rules}
         answers: list[list[Recommendation]]
         if first.partial is None:
             users = [question.user for question in questions]

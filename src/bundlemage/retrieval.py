@@ -306,14 +306,17 @@ class BundleIndex:
 
     # ── Searching ────────────────────────────────────────────────────────────────────────────────
 
-    def rank(self, batch: Batch, ranker: Ranker, k: int, rules: ShopSettings) -> Ranking:
+    def rank(
+        self, batch: Batch, ranker: Ranker, k: int, rules: ShopSettings, depth: int | None = None
+    ) -> Ranking:
         """Returns the k best bundles for each row of the batch.
 
+        With `depth`, the search is as thorough as for so many bundles. It finds k all the same.
         An answer may miss a bundle that is about as good as the last one. It never contains a hidden bundle,
         and is never shorter than the exact answer.
         """
         k = min(k, len(ranker.shares))
-        ranking, searched, lacking = self.searched(batch, ranker, k, rules)
+        ranking, searched, lacking = self.searched(batch, ranker, k, rules, depth=depth)
         alike = batch.no_history & (batch.owned.lengths == 0)
         if batch.barred is not None:
             alike &= batch.barred.lengths == 0
@@ -328,7 +331,14 @@ class BundleIndex:
         return ranking
 
     def searched(
-        self, batch: Batch, ranker: Ranker, k: int, rules: ShopSettings, *, once: bool = False
+        self,
+        batch: Batch,
+        ranker: Ranker,
+        k: int,
+        rules: ShopSettings,
+        *,
+        once: bool = False,
+        depth: int | None = None,
     ) -> tuple[Ranking, Tensor, Tensor]:
         """Returns rankings by the index alone, a mask of the rows that were searched, and a mask of the rows
         for which too few bundles were found. Unless `once`, these are searched again in more cells.
@@ -339,7 +349,7 @@ class BundleIndex:
         has_history, aside = ~batch.no_history, _Aside.of(batch, rules)
         ranking = _empty(len(has_history), k, self.factors.vectors)
         searched, lacking = torch.zeros_like(has_history), torch.zeros_like(has_history)
-        cells, further = self._effort(k, view), self._further(aside.counts, k)
+        cells, further = self._effort(depth or k, view), self._further(aside.counts, depth or k)
         while cells <= self.most_cells:
             unfinished = ~searched if once else ~searched | lacking
             rows = (has_history & unfinished & (further < 1)).nonzero()[:, 0]
@@ -411,7 +421,7 @@ class BundleIndex:
         values, best = top(order, min(k, order.shape[1]), ranker.shares[positions])
         counts = torch.isfinite(values).sum(1)
         chances = (scores.gather(1, best) - total[:, None]).exp()
-        ranking = Ranking(positions.gather(1, best), chances, counts, batch.no_history)
+        ranking = Ranking(positions.gather(1, best), chances, counts, batch.no_history, values)
         # With more of them than were skipped, a bundle that was not found may be better than a demoted one.
         uncertain = (aside.counts > past) & ((torch.isfinite(order) & (changes == 0)).sum(1) < k)
         return ranking, (counts < left.clamp(max=k)) | uncertain
@@ -488,7 +498,8 @@ class _Aside:
 
 def _empty(rows: int, k: int, like: Tensor) -> Ranking:
     whole = torch.zeros(rows, k, dtype=torch.int64, device=like.device)
-    return Ranking(whole, like.new_zeros(rows, k), whole[:, 0].clone(), whole[:, 0].bool())
+    numbers = like.new_zeros(rows, k)
+    return Ranking(whole, numbers, whole[:, 0].clone(), whole[:, 0].bool(), numbers.clone())
 
 
 def _put(ranking: Ranking, rows: Tensor, others: Ranking) -> None:

@@ -263,6 +263,24 @@ def test_what_is_sold_out_comes_last(own: httpx.Client) -> None:
     assert ids(own.get(path))[0] == first["id"]
 
 
+def test_lists_are_steered_as_those_of_the_recommender(own: httpx.Client, recommender: Recommender) -> None:
+    path, plain = f"/v1/users/{SOMEONE}/bundles", recommender.recommend(SOMEONE, 9)
+    for rules in ({"diversity": 0.6}, {"match_popularity": 0.6}, {"diversity": 0.3, "match_popularity": 0.3}):
+        expected = recommender.recommend(SOMEONE, 9, **rules)  # type: ignore[arg-type]
+        assert expected != plain
+        same(ok(own.get(path, params={"k": 9, **rules}))["bundles"], expected)
+        same(ok(own.post("/v1/recommend", json={"user_id": SOMEONE, "k": 9, **rules}))["bundles"], expected)
+    off = {"k": 9, "diversity": 0, "match_popularity": 0}
+    same(ok(own.get(path, params=off))["bundles"], plain)
+    same(ok(own.post("/v1/recommend", json={"user_id": SOMEONE, **off}))["bundles"], plain)
+    problem(own.get(path, params={"diversity": 1.1}), 422, "diversity")
+    problem(
+        own.post("/v1/recommend", json={"user_id": SOMEONE, "match_popularity": -1}), 422, "match_popularity"
+    )
+    problem(own.post("/v1/recommend", json={"user_id": SOMEONE, "diversity": "0.5"}), 422, "diversity")
+    problem(own.post("/v1/complete", json={"user_id": SOMEONE, "diversity": 0.5}), 422, "diversity")
+
+
 # ── Filters ──────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -45,6 +45,7 @@ def compare(
     fresh: bool = False,
     metric: str = "ndcg@5",
     metrics: str | None = None,
+    slice_by: list[str] | None = None,
     output: list[Path] | None = None,
     table: Tables = None,
     as_json: AsJson = False,
@@ -73,7 +74,10 @@ def compare(
         --cache DIR: The folder where results are kept for later commands.
         --fresh: Ignore kept results and run everything again.
         --metric: The metric that ranks the models: ndcg@5, ndcg@20 or recall@20.
-        --metrics NAME@K,...: The columns to show; k is 5, 10, 20 or 40.
+        --metrics NAME@K,...: The columns to show: ndcg, recall, mrr, hit, precision or map; k is 5, 10, 20 or
+            40.
+        --slice-by COLUMN: Files of --output also show the models by a column of the catalogue, such as tags
+            or price. Repeatable.
         -o, --output FILE: Also write the results to a .md, .html or .json file. Repeatable.
     """
     from bundlemage.cli.compare_progress import watching
@@ -103,6 +107,7 @@ def compare(
         show.leakage(split.leakage, split.histories)
     resolve_device(device)
     options: dict[str, Any] = {"device": device, "metric": metric, "fresh": fresh, "jobs": jobs}
+    options["slice_by"] = slice_by or ()
     with watching() as observer:
         comparison = run(contenders, splits, seed_numbers, cache=Cache(cache), observer=observer, **options)
     if as_json:

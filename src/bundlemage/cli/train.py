@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bundlemage.cli import show
+from bundlemage.cli import measures, show
 from bundlemage.cli.options import (
     AsJson,
     Count,
@@ -85,7 +85,8 @@ def train(
             that 'bundlemage models' lists.
         --set NAME=VALUE: A hyperparameter, e.g. embedding_dim=64. Repeatable.
         --shop KEY=VALUE: A setting of the shop that is saved with the model: currency=EUR, locale=de_DE,
-            price_ending=0.99, pays=missing, owned=show, stock=hide or mostly_owned=0.8. Repeatable.
+            price_ending=0.99, pays=missing, owned=show, stock=hide, mostly_owned=0.8
+            or diversity=0.3. Repeatable.
         --epochs: The maximum number of passes over the data.
         --seed: The seed of everything random in training.
         --protocol: auto (the data's own split, else paper, else some-users if paper would leave less than
@@ -218,6 +219,7 @@ def _report(recommender: Recommender, card: Scorecard) -> Iterator[RenderableTyp
 
     yield show.curve(recommender.history, SELECTION_METRIC)
     yield show.evaluations(card.rows)
+    yield from measures.answer_lists(card.rows)
     for line in recommender.choice_in_words():
         yield show.plain(line)
     if card.rule is not None:
@@ -234,23 +236,33 @@ def evaluate(
     engine: EngineOptions,
     location: str | None = None,
     table: Tables = None,
+    steering: bool = False,
     device: Device = "auto",
+    slices: bool = False,
+    slice_by: list[str] | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the model in DIR on the test cases of PATH, which were held out of its training.
 
     Options:
         location PATH: The data that the model was trained on.
+        --slices: Also show the figures for cold, warm and hot users, and for bundles by popularity, by size,
+            new or known.
+        --slice-by COLUMN: Also show the figures by a column of the catalogue, such as tags or price.
+            Repeatable; shows all other slices, too.
+        --steering: Also print what varied lists, and lists as popular as what users have, cost in accuracy.
     """
     from bundlemage.engines.jobs import EvaluationJob
+    from bundlemage.scorecard import steering_of
 
-    job = EvaluationJob(Path(folder), location, key_values(table, "--table"), device=device)
+    job = EvaluationJob(Path(folder), location, key_values(table, "--table"), slice_by or (), device=device)
     with show.notes.status("reading the data"):
         _ = job.source  # raises an error if there is none, before the model is loaded
     with Shown(show.notes, "evaluating") as progress:
         progress("loading", 0, 0)
         card = engine.evaluate(job, progress)
         changed = job.data_changed
+        curve = steering_of(job.recommender, job.split, progress) if steering else []
     show.warn(*job.source.warnings)
     if changed:
         show.warn(
@@ -260,9 +272,10 @@ def evaluate(
     if as_json:
         choice = job.recommender.choice
         inside = {} if choice is None else {"choice": choice.to_json()}
+        costs = {"steering": [point.to_json() for point in curve]} if steering else {}
         if (recency := job.recommender.recency) is not None:
             inside["recency"] = recency.to_json()
-        show.print_json({"model": folder, "data_changed": changed, **inside, **card.to_json()})
+        show.print_json({"model": folder, "data_changed": changed, **inside, **card.to_json(), **costs})
         return
     show.say(f"{show.described(job.split.dataset)}; protocol {job.split.protocol}")
     if job.split.protocol == "none" and job.recommender.metrics.get("final"):
@@ -271,11 +284,15 @@ def evaluate(
             f"{show.plain(Path(folder) / 'README.md')} has the figures from before the final training."
         )
         return
-    show.out.print(show.evaluations(card.rows))
+    show.out.print(show.evaluations(card.rows), *measures.answer_lists(card.rows))
+    if slices or slice_by:
+        show.out.print(*measures.slices(card.slices))
     for line in job.recommender.choice_in_words():
         show.say(show.plain(line))
     if card.rule is not None:
         show.say(show.plain(card.rule))
+    if curve:
+        show.out.print(show.steering(curve))
     for text in card.findings:
         show.say(f"[yellow]note:[/] {show.plain(text)}")
     show.caveats(job.split.dataset)

@@ -128,14 +128,19 @@ class Client:
         where: Conditions = None,
         owned: OwnedRule | None = None,
         stock: StockRule | None = None,
+        diversity: float | None = None,
+        match_popularity: float | None = None,
         details: bool = False,
     ) -> BundlesFor:
         """Return the `k` bundles that fit a user best. With `details` each bundle lists its items.
 
         `owned` (hide, demote or show) says what happens to what the user owns, and `stock` (hide, last or
-        show) what happens to what is sold out. None: as the shop has set it.
+        show) what happens to what is sold out. `diversity` (0 to 1) varies the list, and `match_popularity`
+        (0 to 1) makes its mix of best sellers and others follow that of the user's own bundles. None: as the
+        shop has set it.
         """
-        rules = {"owned": owned, "stock": stock}
+        steering = {"diversity": diversity, "match_popularity": match_popularity}
+        rules = {"owned": owned, "stock": stock, **{name: w for name, w in steering.items() if w is not None}}
         body = {**_user(user), **_where(where), **rules, "k": k, "details": details}
         return self._post(BundlesFor, "/v1/recommend", body)
 

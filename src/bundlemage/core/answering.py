@@ -132,4 +132,4 @@ def nearest(
         _, positions = top(places[None], min(k, len(order)), candidates.shares, candidates.ids)
         values = order[positions]
     counts = torch.isfinite(values).sum(1)
-    return Ranking(positions, values, counts, torch.zeros_like(counts, dtype=torch.bool))
+    return Ranking(positions, values, counts, torch.zeros_like(counts, dtype=torch.bool), values)

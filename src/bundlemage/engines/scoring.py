@@ -59,6 +59,10 @@ class ScoringJob:
     """What happens to bundles whose items the user owns. None: as in the settings of the model's shop."""
     stock: StockRule | None = None
     """What happens to bundles with a sold-out item. None: as in the settings of the model's shop."""
+    diversity: float | None = None
+    match_popularity: float | None = None
+    """How much lists are varied, and how much their popularity follows the user's own bundles. None: as in
+    the settings of the model's shop."""
     part_users: int = PART_USERS
     """The number of users in a part. Each part is one file of the folder."""
     users: Path | None = None
@@ -136,6 +140,8 @@ class Ready:
         """Everything that the answers depend on. A run continues only with the same identity."""
         names = ("k", "owned", "stock", "least_recall", "part_users")
         settings = {name: getattr(self.job, name) for name in names}
+        steering = {name: getattr(self.job, name) for name in ("diversity", "match_popularity")}
+        settings |= {name: weight for name, weight in steering.items() if weight is not None}
         where = (self.job.where or Filter()).to_json()
         users = {"users": self.users, "users_from": self.users_from}
         return {"model": self.version, **settings, "where": where, **users}
@@ -371,7 +377,14 @@ class PartScorer:
             raise _not_shared(f"a worker does not see the folder {folder.parts}")
         ids, histories = self.users.read(rows.start, rows.stop)
         batches = self.model.record_batches(
-            histories, ids, job.k, where=job.where, owned=job.owned, stock=job.stock
+            histories,
+            ids,
+            job.k,
+            where=job.where,
+            owned=job.owned,
+            stock=job.stock,
+            diversity=job.diversity,
+            match_popularity=job.match_popularity,
         )
         if folder is None:
             table = joined(list(batches))

@@ -29,10 +29,10 @@ def hold_out(
 ) -> Split:
     """Returns a split. Its test cases are those of `purchases`, and half of the `new` bundles.
 
-    For each user with two or more earlier pairs, one of them is a validation case. The new model does not
-    learn the contents of the held-out bundles for generation, but it learns who bought them. The split is
-    without the items of held-out bundles if the plan says so, or if it is `auto` and the items give away more
-    than 3% of the held-out pairs or of the cases.
+    For each user with two or more earlier pairs, the last of them is a validation case, or a random one if no
+    times are known. The new model does not learn the contents of the held-out bundles for generation, but it
+    learns who bought them. The split is without the items of held-out bundles if the plan says so, or if it
+    is `auto` and the items give away more than 3% of the held-out pairs or of the cases.
     """
     users, bundles = pairs_of(dataset.user_bundle)
     rest = np.flatnonzero(~purchases.later_bundles)
@@ -41,7 +41,10 @@ def hold_out(
     # If a user has only one pair, it stays in the training data: a shop has many such users.
     suitable = rest[count[users[rest]] > 1]
     suitable = suitable if bought is None else suitable[bought[suitable]]
-    validation = one_of_each(users, random.permutation(suitable))
+    suitable = random.permutation(suitable)
+    if dataset.bundle_events.at is not None:  # the newest first; those with the same time in a random order
+        suitable = suitable[np.argsort(~dataset.bundle_events.at[suitable], kind="stable")]
+    validation = one_of_each(users, suitable)
     learned = np.setdiff1d(rest, validation)
 
     def cases_of(pairs: Pairs) -> MatchingCases | None:

@@ -134,7 +134,8 @@ def _short(config: RecencyConfig, half_life: float | None) -> RecencyConfig:
     changed: dict[str, Any] = {"half_life": half_life}
     fields = type(config).model_fields
     if "epochs" in fields:
-        changed["epochs"] = max(FEWEST_EPOCHS, config.epochs // EPOCHS_SHARE)  # type: ignore[attr-defined]
+        epochs: int = config.epochs  # type: ignore[attr-defined]
+        changed["epochs"] = min(epochs, max(FEWEST_EPOCHS, epochs // EPOCHS_SHARE))
         changed["select_by"] = "matching"
     if "tasks" in fields:
         changed["tasks"] = "matching"

@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails
 
 from bundlemage.wire.images import ImageUrl
-from bundlemage.wire.shop import OwnedRule, StockRule
+from bundlemage.wire.shop import OwnedRule, StockRule, Weight
 
 LONGEST_ID: Final = 200
 MANY: Final = 10_000
@@ -257,6 +257,12 @@ class Filtered(UserOrHistory):
 
 
 class RecommendIn(Filtered):
+    diversity: Annotated[Weight, Number] | None = None
+    """How much the list is varied, from 0 (not at all) to 1. With 0.3, a bundle that is like one before it in
+    the list gives way to a less likely one that is not. null: as the shop has set it."""
+    match_popularity: Annotated[Weight, Number] | None = None
+    """How much the mix of best sellers and rarely sold bundles in the list follows that of the bundles that
+    the user has, from 0 (not at all) to 1. null: as the shop has set it."""
     k: Annotated[K, Number] = 10
     details: Flag = False
     """Whether each bundle in the answer lists its items."""
