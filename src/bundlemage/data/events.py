@@ -21,6 +21,8 @@ UNDATED = -(2**63)
 """The time of a pair whose time is not known. It is before every other time."""
 DAY = 86_400_000_000
 """Microseconds in a day."""
+EARLIEST, LATEST = -719_162 * DAY, 2_932_896 * DAY
+"""A time lies between the years 1 and 9999: from EARLIEST on and before LATEST."""
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,9 @@ class ModelUsers:
         ids = table["user_id"].slice(start - edges[first], end - start).combine_chunks()
         histories = []
         for file in self._pairs:
-            pairs = pq.read_table(file, filters=[("row", ">=", start), ("row", "<", end)])
+            pairs = pq.read_table(
+                file, columns=["row", "column"], filters=[("row", ">=", start), ("row", "<", end)]
+            )
             lengths = np.bincount(pairs["row"].to_numpy() - start, minlength=end - start)
             histories.append(_ragged(lengths, pairs["column"].to_numpy()))
         return ids, Histories(histories[0], histories[1], torch.arange(start, end))
