@@ -26,9 +26,7 @@ def write_events(data: BundleDataset, folder: Path) -> Path:
     days = random.integers(0, 28, len(rows))
     lines = [
         f"{data.users[row]},{data.items[column]},2026-01-{1 + int(day):02},{kind}"
-        for row, column, day, kind in zip(
-            rows, columns, random.integers(0, 28, len(rows)), kinds, strict=True
-        )
+        for row, column, day, kind in zip(rows, columns, days, kinds, strict=True)
     ]
     (folder / "user_item.csv").write_text("\n".join(["user_id,item_id,date,type", *lines]) + "\n")
     for name, one, other in (("user_bundle", "users", "bundles"), ("bundle_item", "bundles", "items")):

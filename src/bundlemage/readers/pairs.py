@@ -68,9 +68,15 @@ class Rows:
 
     def in_order(self) -> Rows:
         """Returns the rows ordered by pair, type and weight, so that sums do not depend on their order."""
+        order = np.argsort(self.keys)
+        keys = self.keys[order]
         weight = None if self.weight is None or _is_exact(self.weight) else self.weight
-        columns = [column for column in (weight, self.event, self.keys) if column is not None]
-        order = np.argsort(self.keys) if len(columns) == 1 else np.lexsort(columns)
+        columns = [column for column in (weight, self.event) if column is not None]
+        if columns:  # only pairs of several rows need more order
+            is_first = np.diff(keys, prepend=-1) != 0
+            places = np.flatnonzero(~(is_first & np.append(is_first[1:], True)))
+            rows = order[places]
+            order[places] = rows[np.lexsort([*(column[rows] for column in columns), keys[places]])]
         return self.taken(order)
 
 
