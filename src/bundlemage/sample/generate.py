@@ -11,6 +11,7 @@ bits everywhere, but logarithms and powers do not. So popularity falls with the 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from scipy import sparse
 
 from bundlemage.data.dataset import (
     BUNDLE_SCHEMA,
+    EVENTS_OF,
     ITEM_SCHEMA,
     BundleDataset,
     Catalogue,
@@ -35,6 +37,7 @@ from bundlemage.data.dataset import (
     catalogue_table,
     pairs_of,
 )
+from bundlemage.data.events import UNDATED, Events
 from bundlemage.data.folders import beside
 from bundlemage.errors import ConfigError
 from bundlemage.sample import words
@@ -426,15 +429,32 @@ def _tables(dataset: BundleDataset) -> Iterator[tuple[str, pa.Table]]:
         ("bundle_item", dataset.bundles, dataset.items),
     ):
         positions = zip((rows, columns), pairs_of(getattr(dataset, name)), strict=True)
-        yield name, pa.table({f"{ids.kind}_id": ids.to_arrow().take(pa.array(at)) for ids, at in positions})
+        pairs = {f"{ids.kind}_id": ids.to_arrow().take(pa.array(at)) for ids, at in positions}
+        yield (
+            name,
+            pa.table(pairs | (_events(getattr(dataset, EVENTS_OF[name])) if name in EVENTS_OF else {})),
+        )
     if dataset.catalogue is not None:
         for name, table in (("items", dataset.catalogue.items), ("bundles", dataset.catalogue.bundles)):
             known = [column for column in table.column_names if table[column].null_count < len(table)]
             yield name, table.select(known)
 
 
+def _events(events: Events) -> dict[str, pa.Array]:
+    """The columns `at` and `weight` of pairs, as far as they are known. Rejected pairs have no rows."""
+    columns: dict[str, pa.Array] = {}
+    if events.at is not None:
+        columns["at"] = pa.array(events.at, pa.timestamp("us", "UTC"), mask=events.at == UNDATED)
+    if events.weight is not None:
+        columns["weight"] = pa.array(events.weight)
+    return columns
+
+
 def _flat(table: pa.Table) -> pa.Table:
-    """Join the tags of each row to one text, a|b|c, because text files have no lists."""
+    """Write the tags of each row as one text, a|b|c, and vectors as JSON: text files have no lists."""
+    if "vector" in table.column_names:
+        texts = [None if vector is None else json.dumps(vector) for vector in table["vector"].to_pylist()]
+        table = table.set_column(table.column_names.index("vector"), "vector", pa.array(texts, pa.string()))
     if "tags" not in table.column_names:
         return table
     tags: Any = table["tags"].combine_chunks()
