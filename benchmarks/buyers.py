@@ -176,7 +176,7 @@ def scored(
     with torch.inference_mode():
         forecaster = require(recommender.model, Matcher).forecaster
         logs = new_log_probabilities(forecaster, everyone, contents, bundles)
-        lacks = ~Owners(bundles, contents, len(shop.items)).have_all(everyone)
+        lacks = ~Owners(bundles, contents, len(shop.items)).excluded(everyone)
         return lacks.cpu().numpy(), calibration.sums(logs, everyone, lacks, len(contents))
 
 

@@ -49,10 +49,10 @@ def forecast(setting: Setting) -> list[Figure]:
 
     def estimate() -> BundleForecast:
         names, of = store.sample_of_users(SAMPLE)
-        return live.score_bundle(items, users=partial(some_of, store, names), of=of)
+        return live.score_bundle(items, users=partial(some_of, live, store, names), of=of)
 
     sampled, first, first_cpu = timed(estimate)
-    exact, seconds, cpu = timed(lambda: live.score_bundle(items, users=partial(everyone, store)))
+    exact, seconds, cpu = timed(lambda: live.score_bundle(items, users=partial(everyone, live, store)))
     store.close()
     file.unlink()
     note = f"{len(recommender.dataset.bundles):,} bundles, {exact.asked:,} users of a SQLite store"

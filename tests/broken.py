@@ -414,8 +414,8 @@ BROKEN: dict[str, Broken] = {
         ),
         "bad-vector",
         "item_vectors.parquet:2: 'vector' is a list with nan at place 2; expected a list of numbers. Write "
-        "it as [0.1, -0.2, 0.3], each vector with the same length and without NaN; leave it empty if there is "
-        "none",
+        "it as [0.1, -0.2, 0.3], each vector with the same length and without NaN; leave it empty if there "
+        "is none",
     ),
     "vectors of different lengths": Broken(
         with_files(items_csv='item_id,embedding\ni1,"[1, 2]"\ni2,"[1]"\ni3,\n'),

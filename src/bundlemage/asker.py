@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from bundlemage.core.ownership import BundleFacts
 from bundlemage.core.ranking import Ranking, record_batches
 from bundlemage.core.segments import Segment, SegmentTest
 from bundlemage.core.shop import Candidates, RecommendedBundle, RecommendedItem, Shop
+from bundlemage.core.steering import Steering, pool_size
 from bundlemage.data.dataset import BundleDataset
 from bundlemage.designer.design import design
 from bundlemage.designer.explain import Explainer
@@ -62,7 +63,7 @@ from bundlemage.retrieval import LEAST_BUNDLES, BundleIndex, IndexReport, build_
 from bundlemage.wire.design import DesignRequest, ImpossibleDesignError
 from bundlemage.wire.design_answers import BundleForecast, Design, Designs, Explanation
 from bundlemage.wire.requests import LEAST_SAMPLED, Audience
-from bundlemage.wire.shop import OwnedRule, ShopSettings, StockRule
+from bundlemage.wire.shop import BundleRules, ItemRules, ShopSettings
 
 Row = TypeVar("Row")
 Pages: TypeAlias = Callable[[], Iterable[Mapping[str, History]]]
@@ -146,14 +147,14 @@ class Asker:
         new_bundles: NewBundles | None = None,
         expected_sales: Mapping[str, float] | None = None,
         sells_like: Mapping[str, Id] | None = None,
-        owned: OwnedRule | None = None,
-        stock: StockRule | None = None,
+        **rules: Unpack[BundleRules],
     ) -> list[RecommendedBundle]:
         """Returns the k bundles that fit a user best. Leaves out bundles that `where` excludes.
 
-        `owned` says what happens to bundles whose items the user owns, and `stock` what happens to bundles
-        with a sold-out item. None: as in `shop_settings`. Bundles that the user has are left out unless
-        `owned` is `show`.
+        `rules` replace those of `shop_settings`, unless they are None. `owned` says what happens to bundles
+        whose items the user owns, and `stock` what happens to bundles with a sold-out item. `diversity` (0 to
+        1) varies the list, and `match_popularity` (0 to 1) makes its mix of best sellers and others follow
+        that of the user's own bundles. Bundles that the user has are left out unless `owned` is `show`.
 
         `new_bundles` are further candidates that the shop did not have at training: id → item ids. The
         model assumes that each has sold `new_bundle_credit` times. To change this for a new bundle, give
@@ -168,8 +169,7 @@ class Asker:
             new_bundles=new_bundles,
             expected_sales=expected_sales,
             sells_like=sells_like,
-            owned=owned,
-            stock=stock,
+            **rules,
         )[0]
 
     def recommend_many(
@@ -181,25 +181,24 @@ class Asker:
         new_bundles: NewBundles | None = None,
         expected_sales: Mapping[str, float] | None = None,
         sells_like: Mapping[str, Id] | None = None,
-        owned: OwnedRule | None = None,
-        stock: StockRule | None = None,
+        **rules: Unpack[BundleRules],
     ) -> list[list[RecommendedBundle]]:
         """`recommend` for several users. Returns a list for each user. For all users, use `recommend_all`."""
         require(self.model, Matcher)
-        rules = self._rules(owned, stock)
+        settings = self._rules(rules, BundleRules)
         new = dict_of("new_bundles", new_bundles)
         sales = dict_of("expected_sales", expected_sales), dict_of("sells_like", sells_like)
         expected = self.shop.expectations(self.model, new, *sales)
-        candidates = self.shop.bundles(where, new, rules.stock, rules.decimals)
+        candidates = self.shop.bundles(where, new, settings.stock, settings.decimals)
         batches = (
             batch_of(self.shop, *self._encode(part, new, expected), users=part)
             for part in self._in_batches(users, k, self._width(candidates))
         )
         return [
             answers
-            for batch, ranking in self._rankings(batches, candidates, k, rules)
+            for batch, ranking in self._rankings(batches, candidates, k, settings)
             for answers in self.shop.recommended_bundles(
-                candidates, ranking, batch.owned, batch.contents, rules
+                candidates, ranking, batch.owned, batch.contents, settings
             )
         ]
 
@@ -210,8 +209,7 @@ class Asker:
         k: int = 5,
         *,
         where: Filter | None = None,
-        owned: OwnedRule | None = None,
-        stock: StockRule | None = None,
+        **rules: Unpack[ItemRules],
     ) -> list[RecommendedItem]:
         """Returns the k items that best complete a partial bundle for a user. `items` may be empty.
 
@@ -219,7 +217,7 @@ class Asker:
         unless `owned` is `show`. `stock` says what happens to items that are sold out. None: as in
         `shop_settings`.
         """
-        return self.complete_many([(user, items)], k, where=where, owned=owned, stock=stock)[0]
+        return self.complete_many([(user, items)], k, where=where, **rules)[0]
 
     def complete_many(
         self,
@@ -227,13 +225,12 @@ class Asker:
         k: int = 5,
         *,
         where: Filter | None = None,
-        owned: OwnedRule | None = None,
-        stock: StockRule | None = None,
+        **rules: Unpack[ItemRules],
     ) -> list[list[RecommendedItem]]:
         """`complete` for several pairs of a user and a partial bundle. Returns a list of items for each."""
         require(self.model, Completer)
-        rules = self._rules(owned, stock)
-        candidates = self.shop.items(where, rules.stock)
+        settings = self._rules(rules, ItemRules)
+        candidates = self.shop.items(where, settings.stock)
 
         def batches() -> Iterator[Batch]:
             for part in self._in_batches(cases, k, len(candidates.ids), "cases"):
@@ -247,7 +244,7 @@ class Asker:
 
         return [
             answers
-            for batch, ranking in self._rankings(batches(), candidates, k, rules)
+            for batch, ranking in self._rankings(batches(), candidates, k, settings)
             for answers in self.shop.recommended_items(candidates, ranking, batch.owned)
         ]
 
@@ -654,8 +651,7 @@ class Asker:
         *,
         users: Iterable[Id] | None = None,
         where: Filter | None = None,
-        owned: OwnedRule | None = None,
-        stock: StockRule | None = None,
+        **rules: Unpack[BundleRules],
     ) -> Iterator[pa.RecordBatch]:
         """`recommend` for all users of the shop, or for `users`. Yields Arrow batches of up to 1,024 users.
 
@@ -668,7 +664,7 @@ class Asker:
         else:
             chosen = list(map(str, list_of("users", users)))
             histories, names = self.shop.known(chosen), pa.array(chosen, pa.string())
-        return self.record_batches(histories, names, k, where=where, owned=owned, stock=stock)
+        return self.record_batches(histories, names, k, where=where, **rules)
 
     def record_batches(
         self,
@@ -677,17 +673,16 @@ class Asker:
         k: int = 10,
         *,
         where: Filter | None = None,
-        owned: OwnedRule | None = None,
-        stock: StockRule | None = None,
+        **rules: Unpack[BundleRules],
     ) -> Iterator[pa.RecordBatch]:
         """`recommend_all` for users with these ids and histories."""
-        shop, rules = self.shop, self._rules(owned, stock)
+        shop, settings = self.shop, self._rules(rules, BundleRules)
 
         def facts(batch: Batch, ranking: Ranking) -> BundleFacts:
             rows, _, positions = ranking.answers()
-            return shop.lines(rows, positions, batch.owned, batch.contents).facts(rules)
+            return shop.lines(rows, positions, batch.owned, batch.contents).facts(settings)
 
-        ranked = self._ranked(histories, k, where, rules)
+        ranked = self._ranked(histories, k, where, settings)
         with_facts = ((ranking, facts(batch, ranking)) for batch, ranking in ranked)
         return record_batches(with_facts, names, shop.bundle_ids)
 
@@ -697,15 +692,14 @@ class Asker:
         k: int = 10,
         *,
         where: Filter | None = None,
-        owned: OwnedRule | None = None,
-        stock: StockRule | None = None,
+        **rules: Unpack[BundleRules],
     ) -> Iterator[Ranking]:
         """`recommend` for any number of histories, with positions instead of ids. Users may be new.
 
         In histories and rankings, bundles and items are positions in `dataset.bundles` and `dataset.items`.
         Yields rankings in the order of the histories, each for up to 1,024 of them.
         """
-        ranked = self._ranked(histories, k, where, self._rules(owned, stock))
+        ranked = self._ranked(histories, k, where, self._rules(rules, BundleRules))
         return (ranking for _, ranking in ranked)
 
     def _ranked(
@@ -780,9 +774,12 @@ class Asker:
         while batch := list(islice(remaining, rows_at_a_time(width, self.shop.device))):
             yield batch
 
-    def _rules(self, owned: OwnedRule | None, stock: StockRule | None) -> ShopSettings:
+    def _rules(self, rules: ItemRules | BundleRules, known: type) -> ShopSettings:
         """Returns the settings of the shop with the rules of one question. None: the shop's rule."""
-        own = {name: rule for name, rule in (("owned", owned), ("stock", stock)) if rule is not None}
+        for name in rules.keys() - known.__annotations__.keys():
+            names = ", ".join(known.__annotations__)
+            raise TypeError(f"there is no rule {name!r} for this question; its rules are {names}")
+        own = {name: rule for name, rule in rules.items() if rule is not None}
         return self.shop_settings.changed(own) if own else self.shop_settings
 
     def _rankings(
@@ -791,11 +788,15 @@ class Asker:
         """Yields each batch with its k best candidates. Uses the index, if any, or an exact search."""
         ranker = candidates.ranker()
         for batch in batches:
+            steering = Steering.of(rules) if batch.partial is None else None
+            pool = pool_size(steering, k)
             with torch.inference_mode():  # not around the yield: the caller may train in between
                 if self._index is not None and batch.partial is None:
-                    ranking = self._index.rank(batch, ranker, k, rules)
+                    ranking = self._index.rank(batch, ranker, pool, rules, depth=k)
                 else:
-                    ranking = exact_ranking(self.model, batch, ranker, k, rules)
+                    ranking = exact_ranking(self.model, batch, ranker, pool, rules)
+                if steering is not None:
+                    ranking = steering.choose(self.model, batch, ranker, ranking, k)
             yield batch, ranking
 
 

@@ -5,7 +5,7 @@ is the mean over all their orders. A model that scores all candidates equally is
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,8 +29,17 @@ PerCase = dict[str, Tensor]
 """For each metric, a tensor with the value of each case."""
 
 
-def ranking_metrics(scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAULT_KS) -> dict[str, Tensor]:
-    """Returns `recall@k` and `ndcg@k` for each k. Each is a tensor [cases], in float64 (on MPS in float32).
+KINDS = ("recall", "ndcg", "mrr", "hit", "precision", "map")
+"""The metrics of a case. `measures.meaning.MEANING` says what each means."""
+FEW_KINDS = KINDS[:2]
+"""The metrics that choose an epoch or a model."""
+
+
+def ranking_metrics(
+    scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAULT_KS, kinds: Sequence[str] = FEW_KINDS
+) -> dict[str, Tensor]:
+    """Returns a metric such as `recall@5` for each of the `kinds` and each k, as a tensor [cases] in float64
+    (on MPS in float32).
 
     Recall is the share of a case's positives that are among the first k candidates. For nDCG, the ideal
     ranking has all positives first. The value of a case without positives is nan. `scores` is [cases,
@@ -55,15 +64,80 @@ def ranking_metrics(scores: Tensor, positives: Ragged, ks: Sequence[int] = DEFAU
     gains = 1 / torch.log2(torch.arange(width, device=device, dtype=real) + 2)
     # The DCG if the first 0, 1, 2, … candidates are all positives.
     cumulative = torch.cat([gains.new_zeros(1), gains.cumsum(0)])
+    ties = _Ties.of(positives, higher, equal, width) if set(kinds) - set(FEW_KINDS) else None
     metrics = {}
     for k in ks:
         first, last = higher.clamp(max=k), (higher + equal).clamp(max=k)
-        hits = (last - first).to(real) / equal
+        hits = gains.new_zeros(cases).index_add_(0, row, (last - first).to(real) / equal)
         gain = (cumulative[last] - cumulative[first]) / equal
         ideal = cumulative[counts.clamp(max=k)]
-        metrics[f"recall@{k}"] = gains.new_zeros(cases).index_add_(0, row, hits) / counts
+        metrics[f"recall@{k}"] = hits / counts
         metrics[f"ndcg@{k}"] = gains.new_zeros(cases).index_add_(0, row, gain) / ideal
-    return metrics
+        if ties is not None:
+            nothing = gains.new_zeros(cases).masked_fill(counts == 0, torch.nan)
+            metrics[f"mrr@{k}"], metrics[f"hit@{k}"] = (nothing + part for part in ties.first_hit(k, real))
+            metrics[f"precision@{k}"] = nothing + hits / k
+            metrics[f"map@{k}"] = nothing.index_add(0, row, ties.precisions(k, real)) / counts
+    return {name: values for name, values in metrics.items() if name.partition("@")[0] in kinds}
+
+
+@dataclass(frozen=True)
+class _Ties:
+    """Where each positive is: in a group of candidates with equal scores, all orders of which are equally
+    likely. The metrics here are expectations over these orders, exactly."""
+
+    above: Tensor  # [positives], the candidates with a higher score
+    size: Tensor  # [positives], the candidates in its group
+    positives_above: Tensor  # [positives], the positives of its case with a higher score
+    positives_inside: Tensor  # [positives], the positives of its case in its group
+    best: Tensor  # [cases with a positive], a positive of the first group that has one
+    filled: Tensor  # [cases], whether a case has positives
+
+    @classmethod
+    def of(cls, positives: Ragged, higher: Tensor, equal: Tensor, width: int) -> _Ties:
+        row, counts = positives.row_of_entry(), positives.lengths
+        # Two positives of a case are in the same group if as many candidates are above them.
+        keys, group = torch.unique(row * (width + 1) + higher, return_inverse=True)  # sorted
+        inside = torch.bincount(group, minlength=len(keys))
+        before = inside.cumsum(0) - inside  # positives of earlier cases, and of higher groups
+        earlier_cases = counts.cumsum(0) - counts
+        order = torch.argsort(row * (width + 1) + higher, stable=True)
+        best = order[earlier_cases[counts > 0]]
+        return cls(higher, equal, before[group] - earlier_cases[row], inside[group], best, counts > 0)
+
+    def first_hit(self, k: int, real: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns for each case the expected reciprocal rank of the first positive, or 0 if it is not among
+        the first k, and the chance that it is."""
+        above, size, inside = (
+            each[self.best].to(real) for each in (self.above, self.size, self.positives_inside)
+        )
+        reciprocal, none_yet = torch.zeros_like(above), torch.ones_like(above)
+        for place in range(k):  # of the group
+            left = (size - place).clamp(min=1)
+            possible = (above + place < k) & (place < size)
+            chance = torch.where(possible, none_yet * inside / left, 0.0)
+            reciprocal += chance / (above + place + 1)
+            # If only positives are left, the chance of another candidate is 0.
+            none_yet = none_yet - chance
+        full = self.above.new_zeros((2, len(self.filled)), dtype=real)
+        full[0, self.filled], full[1, self.filled] = reciprocal, 1 - none_yet
+        return full[0], full[1]
+
+    def precisions(self, k: int, real: torch.dtype) -> Tensor:
+        """Returns for each positive the expected precision at its rank, or 0 if the rank is above k.
+
+        At place j of a group of n candidates with m positives, after s candidates with h positives, a
+        positive has j - 1 candidates of its group before it. Each of them is another positive with the chance
+        (m - 1) / (n - 1), so the precision there is (h + 1 + (j - 1) (m - 1) / (n - 1)) / (s + j). All places
+        are equally likely. The sums over j need only Σ 1 / (s + j).
+        """
+        above, size = self.above.clamp(max=k), (self.above + self.size).clamp(max=k)
+        places = torch.arange(1, k + 1, device=above.device, dtype=real)
+        harmonic = torch.cat([places.new_zeros(1), (1 / places).cumsum(0)])
+        inverse = harmonic[size] - harmonic[above]  # Σ 1 / (s + j)
+        others = (self.positives_inside - 1).to(real) / (self.size - 1).clamp(min=1)
+        inside = (size - above).to(real) - (self.above + 1) * inverse  # Σ (j - 1) / (s + j)
+        return ((self.positives_above + 1) * inverse + others * inside) / self.size
 
 
 class Evaluator(ABC):
@@ -78,15 +152,24 @@ class Evaluator(ABC):
     def score(self, model: Model, chunk: Tensor) -> tuple[Tensor, Ragged]:
         """Returns the candidates' scores for the cases in `chunk`, and the columns of the positives."""
 
-    def metrics(self, model: Model) -> PerCase:
+    def metrics(self, model: Model, kinds: Sequence[str] = FEW_KINDS) -> PerCase:
         """Returns the metrics of a model for each case."""
+        parts = [ranking_metrics(*scored, self.ks, kinds) for scored in self.scored(model)]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+
+    def scored(self, model: Model) -> Iterator[tuple[Tensor, Ragged]]:
+        """Yields what `score` returns, for one chunk of cases after another."""
         was_training = model.training
         model.eval()
         chunks = torch.split(torch.arange(self.cases, device=self.device), cases_at_a_time(self.width))
-        with torch.inference_mode():
-            parts = [ranking_metrics(*self.score(model, chunk), self.ks) for chunk in chunks if len(chunk)]
-        model.train(was_training)
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+        try:
+            for chunk in chunks:
+                if len(chunk):
+                    with torch.inference_mode():
+                        scored = self.score(model, chunk)
+                    yield scored
+        finally:
+            model.train(was_training)
 
     def tensor(self, positions: np.ndarray) -> Tensor:
         """Returns the positions as a tensor on the device of the data."""
@@ -126,8 +209,10 @@ class MatchingEvaluator(Evaluator):
             return scores.masked_fill(candidates == PAD, -torch.inf), positives
         scores = matcher.bundle_scores(histories, contents)
         if self.new is not None and can(model, SalesScorer):
-            scores[:, self.new] = model.score_new_bundles(histories, contents, contents.rows(self.new))
-        return scores.masked_fill(histories.bundles.as_mask(scores.shape[1]), -torch.inf), positives
+            of_new = model.score_new_bundles(histories, contents, contents.rows(self.new))
+            scores = scores.index_copy(1, self.new, of_new.to(scores))  # a model may return one row for all
+        bought = histories.bundles.strong.as_mask(scores.shape[1])
+        return scores.masked_fill(bought, -torch.inf), positives
 
 
 class GenerationEvaluator(Evaluator):
@@ -202,6 +287,22 @@ def _columns(positives: Ragged, candidates: Tensor) -> Ragged:
 
 
 @dataclass(frozen=True)
+class ListMeasures:
+    """The measures of one model's lists, such as `coverage@10` (see `measures.lists`). None where nothing can
+    be measured."""
+
+    bundles: Mapping[str, float | None]
+    items: Mapping[str, float | None]
+    """The same for the items inside the bundles of the lists."""
+    users: int
+    """The number of lists."""
+    of_users: int
+    """The number of test users. If it is higher, the lists are those of a random sample of them."""
+    diversity_by: str
+    """`tags`, or `items` if the catalogue has no tags: two bundles are alike if they have the same items."""
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """One model's results on the test cases of a split. They are None for a task without cases or scores."""
 
@@ -219,6 +320,8 @@ class Evaluation:
     """The same share for bundles that these users do not have."""
     histories: str = "as given"
     """How histories were used: `as given` or `without held-out`."""
+    lists: ListMeasures | None = None
+    """The measures of the model's answer lists. None if they were not measured."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -248,9 +351,9 @@ def case_metrics(
     """Returns the metrics of each test case, for every task that both the split and the model have."""
     tasks = {}
     if split.test and can(model, Matcher):
-        tasks["matching"] = MatchingEvaluator(split.test, data, ks, split.new_bundles).metrics(model)
+        tasks["matching"] = MatchingEvaluator(split.test, data, ks, split.new_bundles).metrics(model, KINDS)
     if split.generation and can(model, Completer):
-        tasks["generation"] = GenerationEvaluator(split.generation, data, ks).metrics(model)
+        tasks["generation"] = GenerationEvaluator(split.generation, data, ks).metrics(model, KINDS)
     return tasks
 
 
@@ -286,6 +389,37 @@ def suspicious_rule(model: str, task: str, metrics: Mapping[str, float] | None) 
 # ── Significance ─────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True)
+class MeanError:
+    """A mean over cases, its standard error, and the number of independent cases."""
+
+    mean: float
+    """nan if no case has a value."""
+    error: float | None
+    """None for fewer than two independent cases."""
+    count: int
+
+
+def mean_error(values: npt.NDArray[np.floating], groups: npt.NDArray[np.integer] | None = None) -> MeanError:
+    """Returns the mean over the cases with a value, and its standard error.
+
+    Cases of one group, such as the users of one held-out bundle, are not independent. The error is then
+    computed from the sums of the groups (cluster-robust).
+    """
+    known = np.isfinite(values)
+    each = values[known].astype(np.float64)
+    if not len(each):
+        return MeanError(np.nan, None, 0)
+    which = np.arange(len(each)) if groups is None else np.unique(groups[known], return_inverse=True)[1]
+    count = int(which.max()) + 1
+    if count < 2:
+        return MeanError(float(each.mean()), None, count)
+    # Without groups this is the usual standard error: sqrt(Σ (d − d̄)² / (n − 1) / n).
+    sums = np.bincount(which, each - each.mean())
+    error = np.sqrt((sums**2).sum() * count / (count - 1)) / len(each)
+    return MeanError(float(each.mean()), float(error), count)
+
+
 def paired_p(
     leading: npt.NDArray[np.floating],
     other: npt.NDArray[np.floating],
@@ -293,26 +427,20 @@ def paired_p(
 ) -> float | None:
     """Returns the two-sided p of a paired t-test over the cases for which both have a value.
 
-    Returns None for fewer than two independent cases. Cases of one group, such as the users of one held-out
-    bundle, are not independent. The standard error of the mean is then computed from the sums of the groups
-    (cluster-robust).
+    Returns None for fewer than two independent cases; `groups` are those of `mean_error`.
     """
     from scipy import stats  # slow to import
 
     both = np.isfinite(leading) & np.isfinite(other)
     difference = leading[both].astype(np.float64) - other[both]
-    which = np.arange(len(difference)) if groups is None else np.unique(groups[both], return_inverse=True)[1]
-    count = int(which.max(initial=-1)) + 1
-    if count < 2:
+    found = mean_error(difference, None if groups is None else groups[both])
+    if found.error is None:
         return None
     if not difference.any():
         return 1.0
-    # Without groups this is the usual standard error: sqrt(Σ (d − d̄)² / (n − 1) / n).
-    sums = np.bincount(which, difference - difference.mean())
-    error = np.sqrt((sums**2).sum() * count / (count - 1)) / len(difference)
     if np.ptp(difference) == 0:  # the same difference in every case: the variance is zero
         return 0.0
-    return float(2 * stats.t.sf(abs(difference.mean()) / error, count - 1)) if error else 0.0
+    return float(2 * stats.t.sf(abs(found.mean) / found.error, found.count - 1)) if found.error else 0.0
 
 
 def holm(ps: Sequence[float]) -> list[float]:

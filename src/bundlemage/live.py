@@ -25,10 +25,11 @@ from torch import Tensor
 from bundlemage.artifact.files import artifact_version, describe_artifact
 from bundlemage.asker import Asker
 from bundlemage.core.filters import Facts, Filter, Mask, Shelf
-from bundlemage.core.history import History, Id, NewBundles, User
+from bundlemage.core.history import History, Id, NewBundles, User, bought
 from bundlemage.core.ownership import Floats, Goods, rows_of_pairs
 from bundlemage.core.shop import Recommendation, Shop, Trade
 from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix, row_of, with_rows
+from bundlemage.data.events import DAY, UNDATED, Weights
 from bundlemage.data.layered import changed
 from bundlemage.designer.solver import cp
 from bundlemage.errors import ArtifactError, MissingExtraError, UnknownIdError, UnsupportedError
@@ -38,7 +39,7 @@ from bundlemage.recommender import Recommender
 from bundlemage.store.records import Bundle, CatalogueChange, Item, ModelRecord, Owned, Sales
 from bundlemage.wire.answers import Known
 from bundlemage.wire.images import scheme_of_image
-from bundlemage.wire.shop import OwnedRule, StockRule
+from bundlemage.wire.shop import BundleRules, OwnedRule, StockRule
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 NO_SALES = Sales({}, {})
@@ -400,8 +401,19 @@ class Question:
     where: Filter | None = None
     owned: OwnedRule | None = None
     stock: StockRule | None = None
-    """The rules of `ShopSettings` for this question. None: those of the shop."""
+    diversity: float | None = None
+    match_popularity: float | None = None
+    """The rules of `ShopSettings` for this question. None: those of the shop. The last two are for bundles
+    only."""
     partial: tuple[str, ...] | None = None
+
+    @property
+    def rules(self) -> BundleRules:
+        """The rules of this question."""
+        both: BundleRules = {"owned": self.owned, "stock": self.stock}
+        if self.partial is None:
+            both |= {"diversity": self.diversity, "match_popularity": self.match_popularity}
+        return both
 
 
 class LiveShop(Shop):
@@ -416,9 +428,10 @@ class LiveShop(Shop):
         sold_out: npt.NDArray[np.bool_],
         change: CatalogueChange,
         before: LiveShop | None,
+        recency: Recency | None = None,
     ) -> None:
         """`before` is the shop before the change, whose columns are used again."""
-        self.rows, self.stock = rows, stock
+        self.rows, self.stock, self.recency = rows, stock, recency
         dataset, shelves = rows.dataset, before.shelves if before else (None, None)
         changed_bundles = stock.repriced(change, before.stock if before else EMPTY)
         self.shelves: tuple[RecordShelf, RecordShelf] = (
@@ -468,8 +481,9 @@ class LiveShop(Shop):
         places, newer = self.dataset.bundles.known_positions, self.rows.newer
         for row, user in enumerate(users):
             assert isinstance(user, History)
-            names = [name for name in map(str, user.items) if name in later]
-            for bundle in map(str, user.bundles):
+            items, bundles = self._bought(user)
+            names = [name for name in map(str, items) if name in later]
+            for bundle in map(str, bundles):
                 names += newer.get(places.get(bundle, -1), ())
             values += [later[name] for name in names]
             rows += [row] * len(names)
@@ -521,11 +535,33 @@ class LiveShop(Shop):
         of_bundles, bundle_ends = _places([history.bundles for history in histories], bundles.known_positions)
         # A bundle counts if it contains at least one item known to the model.
         filled = (of_bundles >= 0) & (starts[of_bundles + 1] > starts[of_bundles])
+        item_weights = _weights([(history.items, history.item_weights) for history in histories])
+        bundle_weights = _weights([(history.bundles, history.bundle_weights) for history in histories])
+        fading = (None, None) if self.recency is None else self.recency.of(histories)
         encoded = Histories(
-            _kept(of_items, item_ends, of_items >= 0).to(self.device),
-            _kept(of_bundles, bundle_ends, filled).to(self.device),
+            _kept(of_items, item_ends, of_items >= 0, item_weights, fading[0]).to(self.device),
+            _kept(of_bundles, bundle_ends, filled, bundle_weights, fading[1]).to(self.device),
+            None,
+            self._rejected([each.rejected_items for each in histories], items.known_positions, self._later),
+            self._rejected([each.rejected_bundles for each in histories], bundles.known_positions, {}),
         )
         return encoded, self.interactions.bundle_item
+
+    def _rejected(
+        self, rows: Sequence[Sequence[Id]], known: Mapping[str, int], later: Mapping[str, int]
+    ) -> Ragged | None:
+        """The positions of what users rejected; `later` has those of items that are newer than the model.
+        None if nobody rejected anything."""
+        if not any(rows):
+            return None
+        places = ((known.get(str(name), later.get(str(name))) for name in row) for row in rows)
+        return Ragged.from_lists(
+            [sorted({at for at in row if at is not None}) for row in places], self.device
+        )
+
+    def _bought(self, history: History) -> tuple[Sequence[Id], Sequence[Any]]:
+        """The items and the bundles of a history that the user bought."""
+        return bought(history.items, history.item_weights), bought(history.bundles, history.bundle_weights)
 
     def item_positions(self, items: Sequence[Id]) -> list[int]:
         """Positions of the items that the model knows, in ascending order, each once."""
@@ -535,9 +571,10 @@ class LiveShop(Shop):
     def items_of(self, user: User) -> frozenset[str]:
         """The ids of the items that a user has, alone or in a bundle, also of items newer than the model."""
         history = user if isinstance(user, History) else History()
-        bundles = (self.stock.bundles.get(str(name)) for name in history.bundles)
+        items, owned = self._bought(history)
+        bundles = (self.stock.bundles.get(str(name)) for name in owned)
         inside = (bundle.items for bundle in bundles if bundle is not None)
-        return frozenset(chain(map(str, history.items), *inside))
+        return frozenset(chain(map(str, items), *inside))
 
     def items_in(self, bundle: int) -> frozenset[str]:
         """The ids of the items of the bundle at a position, also of items newer than the model."""
@@ -566,10 +603,71 @@ def _places(rows: Sequence[Sequence[Any]], known: Mapping[str, int]) -> tuple[Po
     return places, np.cumsum([0, *map(len, rows)])
 
 
-def _kept(places: Positions, ends: Positions, kept: Mask) -> Ragged:
-    """Rows of positions, of which only those marked True are kept."""
+def _weights(rows: Sequence[tuple[Sequence[Any], Sequence[float] | None]]) -> Weights | None:
+    """The weights of all things in the rows; None if all are 1."""
+    if all(weights is None for _, weights in rows):
+        return None
+    each = (repeat(1.0, len(things)) if weights is None else weights for things, weights in rows)
+    found = np.fromiter(chain.from_iterable(each), np.float32)
+    return None if bool((found == 1).all()) else found
+
+
+def _kept(
+    places: Positions, ends: Positions, kept: Mask, weights: Weights | None, fading: Weights | None
+) -> Ragged:
+    """Rows of positions with weights, of which only those marked True are kept. `fading` are factors of the
+    weights that do not make a purchase weak."""
     counted = np.concatenate([[0], np.cumsum(kept)])
-    return Ragged(torch.from_numpy(places[kept]), torch.from_numpy(counted[ends]))
+    rows = Ragged(torch.from_numpy(places[kept]), torch.from_numpy(counted[ends]))
+    if weights is None and fading is None:
+        return rows
+    own = np.ones(len(rows.values), np.float32) if weights is None else weights[kept]
+    weak = torch.from_numpy(own < 1) if bool((own < 1).any()) else None
+    if fading is not None:
+        own = (own * fading[kept]).clip(min=np.finfo(np.float32).tiny)
+    return Ragged(rows.values, rows.offsets, weights=torch.from_numpy(own), weak=weak)
+
+
+@dataclass(frozen=True)
+class Recency:
+    """How much older things of a history count: half after each `half_life` days, as in training."""
+
+    half_life: float
+    oldest: tuple[int | None, int | None]
+    """The oldest times of items and of bundles in the training data, which stand for unknown times. None: the
+    data has no times, and nothing fades."""
+
+    @classmethod
+    def of_model(cls, recommender: Recommender) -> Recency | None:
+        """Returns the recency of a model; None if it has no half-life."""
+        half_life, data = recommender.model.half_life, recommender.dataset
+        if half_life is None:
+            return None
+        times = (data.item_events.at, data.bundle_events.at)
+        items, bundles = (None if at is None else int(at[at != UNDATED].min()) for at in times)
+        return cls(half_life, (items, bundles))
+
+    def of(self, histories: Sequence[History]) -> tuple[Weights | None, Weights | None]:
+        """Returns factors for the items and the bundles of all histories. In each history the newest thing
+        has the factor 1: only the ratios have an effect. A history without times does not fade."""
+        items, bundles = (self._of_kind(histories, kind) for kind in (0, 1))
+        return items, bundles
+
+    def _of_kind(self, histories: Sequence[History], kind: int) -> Weights | None:
+        oldest = self.oldest[kind]
+        if oldest is None:
+            return None
+        things = [(each.items, each.bundles)[kind] for each in histories]
+        times = (
+            each.times[kind] if isinstance(each, Owned) and each.times else repeat(oldest, len(own))
+            for each, own in zip(histories, things, strict=True)
+        )
+        at = np.fromiter(chain.from_iterable(times), np.int64).clip(min=oldest)
+        row = np.repeat(np.arange(len(things)), [len(own) for own in things])
+        newest = np.full(len(things), oldest)
+        np.maximum.at(newest, row, at)
+        fading: Weights = np.exp2((at - newest[row]) / DAY / self.half_life).astype(np.float32)
+        return fading
 
 
 class Live(Asker):
@@ -591,6 +689,8 @@ class Live(Asker):
                 "users: 'bundlemage models' lists the models that can, under 'new users'"
             )
         self.recommender, self.record = recommender, record
+        self.recency = Recency.of_model(recommender)
+        """None: the times of histories have no effect, and need not be read."""
         self.calibration = recommender.calibration
         self.new_bundle_calibration = recommender.new_bundle_calibration
         self.shop_settings = recommender.shop_settings
@@ -643,9 +743,14 @@ class Live(Asker):
             self._sold_out[place] = stock.sold_out(bundle)
         self._trade = trade
         self._live_shop = LiveShop(
-            self._rows, trade, stock, self._in_stock, self._sold_out, change, shop_before
+            self._rows, trade, stock, self._in_stock, self._sold_out, change, shop_before, self.recency
         )
         self._fitted = (self.recommender.model, self._live_shop)
+
+    @property
+    def event_weights(self) -> Mapping[str, float]:
+        """The weights of the types of events that the model was trained with."""
+        return getattr(self.recommender, "event_weights", None) or {}
 
     def in_model(self, item: str) -> bool:
         """Whether the model knows an item."""
@@ -670,7 +775,7 @@ class Live(Asker):
         """
         groups: dict[Any, list[int]] = defaultdict(list)
         for number, question in enumerate(questions):
-            kind = (question.partial is None, question.where, question.owned, question.stock)
+            kind = (question.partial is None, question.where, *question.rules.values())
             groups[kind].append(number)
         outcomes: dict[int, list[Recommendation] | Exception] = {}
         for numbers in groups.values():
@@ -683,7 +788,7 @@ class Live(Asker):
 
     def _answer_alike(self, questions: Sequence[Question]) -> list[list[Recommendation]]:
         first, largest_k = questions[0], max(question.k for question in questions)
-        options: dict[str, Any] = {"where": first.where, "owned": first.owned, "stock": first.stock}
+        options: dict[str, Any] = {"where": first.where, **first.rules}
         answers: list[list[Recommendation]]
         if first.partial is None:
             users = [question.user for question in questions]

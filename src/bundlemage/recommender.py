@@ -36,9 +36,9 @@ from bundlemage.data.splits import Source, Split, SplitPlan
 from bundlemage.errors import ArtifactError, ConfigError
 from bundlemage.evaluation import Evaluation, case_metrics, evaluation_of
 from bundlemage.models.auto import Auto, AutoConfig
-from bundlemage.models.base import Interactions, Matcher, Model, SalesScorer, Sizes, can, require
+from bundlemage.models.base import Matcher, Model, SalesScorer, Sizes, can, require
 from bundlemage.models.blend import Blend
-from bundlemage.models.config import LearnedConfig, ModelConfig
+from bundlemage.models.config import LearnedConfig, ModelConfig, RecencyConfig
 from bundlemage.models.registry import check_ensemble, make_config, restored
 from bundlemage.progress import Progress, in_silence, stderr_display
 from bundlemage.training.assumed_sales import AssumedSales, find_assumed_sales
@@ -47,6 +47,7 @@ from bundlemage.training.devices import resolve_device
 from bundlemage.training.history import EpochProgress, EpochRecord, Observer, kept
 from bundlemage.training.loop import TrainingResult, train_members
 from bundlemage.training.probes import Probes
+from bundlemage.training.recency import Recency
 from bundlemage.wire.shop import ShopSettings
 
 Sales: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -79,6 +80,8 @@ class Recommender(Asker):
         self.ensemble = ensemble
         self.choice: Choice | None = None
         """For `auto`: what it consists of, and why."""
+        self.recency: Recency | None = None
+        """Which half-life was chosen, and why. None if nothing was compared."""
         self.held_out = 0
         """Number of user-bundle pairs that the model has not learned from."""
         self.plan = SplitPlan()
@@ -141,11 +144,17 @@ class Recommender(Asker):
         """Use a model that was trained on this split, by this process or another one. Returns itself."""
         self.plan, self.protocol = split.plan, split.protocol
         self.training, self.history, self.choice = training, training.history, training.choice
+        self.recency = training.recency
+        if training.recency is not None:  # what is trained later, such as a final model, uses the same one
+            self.config = self.config.model_copy(update={"half_life": training.recency.half_life})
         self.config = model.config if isinstance(model, Auto) else self.config
         trained = training.learned if isinstance(model, Auto) else model
         if trained is not None:  # fewer members after Ctrl-C
             self.ensemble = len(trained.members) if isinstance(trained, Blend) else 1
-        self._fitted = (model, Shop(split.dataset, resolve_device(self.config.device)))
+        self._fitted = (
+            model,
+            Shop(split.dataset, resolve_device(self.config.device), half_life=model.half_life),
+        )
         self._index, self.calibration = None, None
         self.new_bundle_calibration, self.new_bundle_credit = None, None
         self.held_out = split.dataset.user_bundle.nnz - split.train.user_bundle.nnz
@@ -173,11 +182,13 @@ class Recommender(Asker):
         return final.follow(self, split)
 
     def final_settings(self) -> dict[str, Any]:
-        """The settings with which `refit` trains: the number of epochs, and what `auto` consists of."""
+        """The settings with which `refit` trains: epochs, half-life, and what `auto` consists of."""
         settings: dict[str, Any] = {}
         if isinstance(self.config, LearnedConfig) and self.history:
             best = [record.epoch for record in kept(self.history)]
             settings["epochs"] = max(1, round(sum(best) / len(best)))
+        if isinstance(self.config, RecencyConfig) and self.recency is not None:
+            settings["half_life"] = self.config.half_life
         if isinstance(self.config, AutoConfig):
             settings["parts"] = self.config.model_dump(mode="json")["parts"]
         return settings
@@ -188,7 +199,7 @@ class Recommender(Asker):
         `measured` is the same kind of model, trained on the training part of `split`.
         """
         self.metrics = {**measured.metrics, "final": {"held_out_before": measured.held_out}}
-        self.choice, self.history = measured.choice, measured.history
+        self.choice, self.recency, self.history = measured.choice, measured.recency, measured.history
         self.shop_settings = measured.shop_settings
         if isinstance(measured.config, LearnedConfig):  # a later training finds its own number of epochs
             self.config = self.config.model_copy(update={"epochs": measured.config.epochs})
@@ -200,10 +211,11 @@ class Recommender(Asker):
         return self
 
     def choice_in_words(self) -> list[str]:
-        """For `auto`: what it consists of and why, a sentence for each task."""
-        if self.choice is None or not isinstance(self.config, AutoConfig):
-            return []
-        return sentences(self.choice, self.config.parts)
+        """What training has chosen, and why: the half-life, and what `auto` consists of in each task."""
+        told = [] if self.recency is None else [str(self.recency)]
+        if self.choice is not None and isinstance(self.config, AutoConfig):
+            told += sentences(self.choice, self.config.parts)
+        return told
 
     def _choose_mostly_owned(self, split: Split) -> None:
         """Choose `shop_settings.mostly_owned` on the validation cases, unless the caller has set it."""
@@ -211,7 +223,9 @@ class Recommender(Asker):
             return
         if "mostly_owned" in self.shop_settings.model_fields_set and not self._chose_share:
             return
-        share = best_share(self.model, split.validation, Interactions.of(split.train, self.shop.device))
+        share = best_share(
+            self.model, split.validation, self.model.interactions(split.train, self.shop.device)
+        )
         if share is not None:
             self.shop_settings = self.shop_settings.model_copy(update={"mostly_owned": share})
             self._chose_share = True
@@ -248,7 +262,7 @@ class Recommender(Asker):
     def evaluate(self, split: Split) -> Evaluation:
         """Return the metrics on a split's test cases. Histories come from the split's training part."""
         self.check_same_shop(split)
-        data = Interactions.of(split.train, self.shop.device)
+        data = self.model.interactions(split.train, self.shop.device)
         return evaluation_of(self.model, split, case_metrics(self.model, split, data))
 
     def check_same_shop(self, split: Split) -> None:
@@ -328,6 +342,7 @@ class Recommender(Asker):
             "new_bundle_audience": None if of_new is None else asdict(of_new),
             "new_bundle_credit": None if assumed is None else assumed.to_json(),
             "choice": None if self.choice is None else self.choice.to_json(),
+            **({} if self.recency is None else {"recency": self.recency.to_json()}),
             "shop": self.shop_settings.model_dump(mode="json"),
         }
         artifact = Artifact(
@@ -387,8 +402,9 @@ class Recommender(Asker):
             members = config.get("ensemble", 1)  # earlier versions had no ensembles
             loaded = cls(config["model"], ensemble=members, **config["settings"])
             loaded.config = make_config(loaded.model_name, {**config["settings"], "device": device})
-            # Earlier versions had no choice: they used histories as given.
-            loaded.plan = typed(SplitPlan, {"histories": "as given", **config["split"]})
+            # Earlier versions had no choice: they used histories as given, and did not know times.
+            earlier = {"histories": "as given", "order": "random"}
+            loaded.plan = typed(SplitPlan, {**earlier, **config["split"]})
             loaded.protocol = config["protocol"]
             loaded.metrics = artifact.metrics
             loaded.history = tuple(map(EpochRecord.from_line, artifact.history.splitlines()))
@@ -401,6 +417,8 @@ class Recommender(Asker):
             loaded.held_out = typed(int, config.get("held_out", 0))
             choice = config.get("choice")
             loaded.choice = None if choice is None else typed(Choice, choice)
+            recency = config.get("recency")
+            loaded.recency = None if recency is None else typed(Recency, recency)
             loaded.shop_settings = ShopSettings.of(config.get("shop", {}))  # earlier versions had none
             model = restored(loaded.model_name, loaded.config, sizes, members, artifact.weights)
         except Exception as error:  # a damaged or forged model may fail in any way
@@ -410,7 +428,7 @@ class Recommender(Asker):
         trade = Trade.of(dataset)
         if sales is not None:
             trade = replace(trade, item_sales=sales[0], bundle_sales=sales[1])
-        loaded._fitted = (model, Shop(dataset, on_device, trade))
+        loaded._fitted = (model, Shop(dataset, on_device, trade, half_life=model.half_life))
         return loaded
 
 

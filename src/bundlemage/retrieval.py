@@ -306,15 +306,20 @@ class BundleIndex:
 
     # ── Searching ────────────────────────────────────────────────────────────────────────────────
 
-    def rank(self, batch: Batch, ranker: Ranker, k: int, rules: ShopSettings) -> Ranking:
+    def rank(
+        self, batch: Batch, ranker: Ranker, k: int, rules: ShopSettings, depth: int | None = None
+    ) -> Ranking:
         """Returns the k best bundles for each row of the batch.
 
+        With `depth`, the search is as thorough as for so many bundles. It finds k all the same.
         An answer may miss a bundle that is about as good as the last one. It never contains a hidden bundle,
         and is never shorter than the exact answer.
         """
         k = min(k, len(ranker.shares))
-        ranking, searched, lacking = self.searched(batch, ranker, k, rules)
+        ranking, searched, lacking = self.searched(batch, ranker, k, rules, depth=depth)
         alike = batch.no_history & (batch.owned.lengths == 0)
+        if batch.barred is not None:
+            alike &= batch.barred.lengths == 0
         rest = (~alike & (~searched | lacking)).nonzero()[:, 0]
         for part in torch.split(rest, rows_at_a_time(len(ranker.shares), self.shop.device)):
             _put(ranking, part, exact_ranking(self.model, batch.rows(part), ranker, k, rules))
@@ -326,7 +331,14 @@ class BundleIndex:
         return ranking
 
     def searched(
-        self, batch: Batch, ranker: Ranker, k: int, rules: ShopSettings, *, once: bool = False
+        self,
+        batch: Batch,
+        ranker: Ranker,
+        k: int,
+        rules: ShopSettings,
+        *,
+        once: bool = False,
+        depth: int | None = None,
     ) -> tuple[Ranking, Tensor, Tensor]:
         """Returns rankings by the index alone, a mask of the rows that were searched, and a mask of the rows
         for which too few bundles were found. Unless `once`, these are searched again in more cells.
@@ -337,7 +349,7 @@ class BundleIndex:
         has_history, aside = ~batch.no_history, _Aside.of(batch, rules)
         ranking = _empty(len(has_history), k, self.factors.vectors)
         searched, lacking = torch.zeros_like(has_history), torch.zeros_like(has_history)
-        cells, further = self._effort(k, view), self._further(aside.counts, k)
+        cells, further = self._effort(depth or k, view), self._further(aside.counts, depth or k)
         while cells <= self.most_cells:
             unfinished = ~searched if once else ~searched | lacking
             rows = (has_history & unfinished & (further < 1)).nonzero()[:, 0]
@@ -409,7 +421,7 @@ class BundleIndex:
         values, best = top(order, min(k, order.shape[1]), ranker.shares[positions])
         counts = torch.isfinite(values).sum(1)
         chances = (scores.gather(1, best) - total[:, None]).exp()
-        ranking = Ranking(positions.gather(1, best), chances, counts, batch.no_history)
+        ranking = Ranking(positions.gather(1, best), chances, counts, batch.no_history, values)
         # With more of them than were skipped, a bundle that was not found may be better than a demoted one.
         uncertain = (aside.counts > past) & ((torch.isfinite(order) & (changes == 0)).sum(1) < k)
         return ranking, (counts < left.clamp(max=k)) | uncertain
@@ -444,15 +456,20 @@ class _Aside:
     @classmethod
     def of(cls, batch: Batch, rules: ShopSettings) -> _Aside:
         found = batch.goods.demoted(batch.owned, rules.owned, rules.mostly_owned)
-        if found is None:
+        gone, width = batch.left_out(rules.owned), len(batch.contents)
+        keys = [each.row_of_entry() * width + each.values for each in gone]
+        shares = [torch.zeros_like(each, dtype=torch.float32) for each in keys]
+        if found is not None:
+            keys.append(found.rows * width + found.bundles)
+            shares.append(found.shares)
+        if not keys:
             none = batch.owned.keep(torch.zeros_like(batch.owned.values, dtype=torch.bool))
             return cls(none, none.values.float())
-        width, has = len(batch.contents), batch.histories.bundles
-        keys = torch.cat([has.row_of_entry() * width + has.values, found.rows * width + found.bundles])
-        keys, first = _first_of_each(keys)
-        lengths = torch.bincount(keys.div(width, rounding_mode="floor"), minlength=len(batch.owned))
-        shares = torch.cat([found.shares.new_zeros(len(has.values)), found.shares])[first]
-        return cls(Ragged(keys % width, offsets_of(lengths)), shares)
+        different, which = torch.unique(torch.cat(keys), return_inverse=True)
+        lowest = torch.ones(len(different), device=different.device)
+        lowest = lowest.scatter_reduce(0, which, torch.cat(shares), "amin")
+        lengths = torch.bincount(different.div(width, rounding_mode="floor"), minlength=len(batch.owned))
+        return cls(Ragged(different % width, offsets_of(lengths)), lowest)
 
     @property
     def counts(self) -> Tensor:
@@ -479,16 +496,10 @@ class _Aside:
         return gone.keep(hidden[gone.values] == 0).lengths
 
 
-def _first_of_each(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the different keys in ascending order, and a place of each."""
-    different, which = torch.unique(keys, return_inverse=True)
-    places = which.new_zeros(len(different))
-    return different, places.scatter_(0, which, torch.arange(len(keys), device=keys.device))
-
-
 def _empty(rows: int, k: int, like: Tensor) -> Ranking:
     whole = torch.zeros(rows, k, dtype=torch.int64, device=like.device)
-    return Ranking(whole, like.new_zeros(rows, k), whole[:, 0].clone(), whole[:, 0].bool())
+    numbers = like.new_zeros(rows, k)
+    return Ranking(whole, numbers, whole[:, 0].clone(), whole[:, 0].bool(), numbers.clone())
 
 
 def _put(ranking: Ranking, rows: Tensor, others: Ranking) -> None:

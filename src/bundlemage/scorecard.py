@@ -14,6 +14,7 @@ import torch
 
 from bundlemage.core.owned_rule import RuleEffect, effect
 from bundlemage.data.splits import PAD, PROTOCOLS, GenerationCases, MatchingCases, Split, SplitPlan
+from bundlemage.errors import ConfigError
 from bundlemage.evaluation import (
     Evaluation,
     PerCase,
@@ -23,8 +24,13 @@ from bundlemage.evaluation import (
     paired_p,
     suspicious,
 )
+from bundlemage.measures.lists import list_measures
+from bundlemage.measures.meaning import MEANING, SLICE_METRICS
+from bundlemage.measures.slices import SlicedFigures, case_groups, sliced, slicings
+from bundlemage.measures.steering import SteeringPoint, steering_curve
 from bundlemage.models.auto import LEARNED, TASKS, Auto
-from bundlemage.models.base import Completer, Interactions, Matcher, Model, Sizes, can
+from bundlemage.models.base import Completer, Matcher, Model, Sizes, can
+from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.address import may_hold_a_password
 from bundlemage.readers.pairs import written
 from bundlemage.recommender import Recommender
@@ -45,6 +51,7 @@ Command: TypeAlias = Callable[["Competitor"], str]
 """Returns the command that trains a competitor."""
 ByTask: TypeAlias = Mapping[str, PerCase]
 """The metrics of each case, for each task."""
+BySlice: TypeAlias = Mapping[str, tuple[SlicedFigures, ...]]
 
 
 @dataclass(frozen=True)
@@ -64,21 +71,39 @@ class Scorecard:
     rule: RuleEffect | None = None
     """What the shop's rule about owned bundles does to the figures. None if matching is not tested."""
 
+    slices: BySlice = field(default_factory=dict)
+    """The model's figures in slices of the test cases, for each task."""
+
     def to_json(self) -> dict[str, Any]:
         return {
-            "test": [row.to_json() for row in self.rows],
+            **figures_json(self.rows, self.slices),
             "findings": list(self.findings),
             "owned_rule": None if self.rule is None else self.rule.to_json(),
         }
 
 
-def with_rule(card: Scorecard, recommender: Recommender, split: Split) -> Scorecard:
-    """Adds what the shop's rule about owned bundles does to the model's figures."""
-    if split.test is None or card.rows[0].matching is None:
-        return card
-    data = Interactions.of(split.train, recommender.shop.device)
-    found = effect(recommender.model, split.test, data, recommender.shop_settings, split.new_bundles)
-    return replace(card, rule=found)
+def figures_json(rows: Sequence[Evaluation], slices: BySlice) -> dict[str, Any]:
+    """Returns the figures of models as `metrics.json` has them, with what each measure means."""
+    return {
+        "test": [row.to_json() for row in rows],
+        "slices": {task: [way.to_json() for way in ways] for task, ways in slices.items()},
+        "meaning": MEANING,
+    }
+
+
+def steering_of(
+    recommender: Recommender, split: Split, progress: Progress = in_silence
+) -> list[SteeringPoint]:
+    """Returns what variety and matched popularity cost on the test cases of matching. Raises `ConfigError` if
+    there are none."""
+    if not split.test or not len(split.test) or not can(recommender.model, Matcher):
+        raise ConfigError(
+            "there are no test cases of matching, so the cost of variety cannot be measured: train with a "
+            "protocol that holds some out, such as --protocol paper, and without --final"
+        )
+    data = recommender.model.interactions(split.train, recommender.shop.device)
+    question = (recommender.model, split, split.test, data, recommender.shop_settings)
+    return steering_curve(*question, progress)
 
 
 def competitors(recommender: Recommender, split: Split) -> list[Competitor]:
@@ -101,9 +126,11 @@ def competitors(recommender: Recommender, split: Split) -> list[Competitor]:
     forms: list[tuple[str, Mapping[str, Any]]] = [("popularity", {})]
     if quickly_tested(split):
         forms = (
-            best_closed_forms(split, device) if choice is None else with_untried(choice.closed_forms(), sizes)
+            best_closed_forms(split, device, half_life=model.half_life)
+            if choice is None
+            else with_untried(choice.closed_forms(), sizes)
         )
-    data = learning_data(split, device)
+    data = learning_data(split, device, model.half_life)
     tasks = [kind for kind in (Matcher, Completer) if can(model, kind)]
     for name, settings in forms:
         other = fit_closed_form(name, settings, sizes, data)
@@ -117,13 +144,30 @@ def quickly_tested(split: Split) -> bool:
     return split.test is None or len(split.test) * len(split.dataset.bundles) <= MOST_SCORES
 
 
-def scorecard(recommender: Recommender, split: Split, command: Command | None = None) -> Scorecard:
-    """Returns the test figures of a model and its competitors."""
+def scorecard(
+    recommender: Recommender, split: Split, command: Command | None = None, slice_by: Sequence[str] = ()
+) -> Scorecard:
+    """Returns the test figures of a model and its competitors. `slice_by` names columns of the catalogue."""
     recommender.check_same_shop(split)
-    data = Interactions.of(split.train, recommender.shop.device)
+    data = recommender.model.interactions(split.train, recommender.shop.device)
     found = competitors(recommender, split)
     measured = [case_metrics(each.model, split, data) for each in found]
-    return with_rule(scorecard_of(found, measured, split, command), recommender, split)
+    card = scorecard_of(found, measured, split, command, slice_by)
+    return beyond_accuracy(card, found, recommender, split)
+
+
+def beyond_accuracy(
+    card: Scorecard, models: Sequence[Competitor], recommender: Recommender, split: Split
+) -> Scorecard:
+    """Adds the measures of the models' lists, and what the rule about owned bundles does to the first
+    model's figures."""
+    if split.test is None or card.rows[0].matching is None:
+        return card
+    data = recommender.model.interactions(split.train, recommender.shop.device)
+    lists = list_measures([each.model for each in models], split, data)
+    rows = tuple(replace(row, lists=each) for row, each in zip(card.rows, lists, strict=True))
+    rule = effect(recommender.model, split.test, data, recommender.shop_settings, split.new_bundles)
+    return replace(card, rows=rows, rule=rule)
 
 
 def scorecard_of(
@@ -131,6 +175,7 @@ def scorecard_of(
     measured: Sequence[ByTask],
     split: Split,
     command: Command | None = None,
+    slice_by: Sequence[str] = (),
 ) -> Scorecard:
     """Makes a scorecard of metrics that are measured already. The first model is the one in question. The
     others have only figures for its tasks."""
@@ -142,7 +187,14 @@ def scorecard_of(
     for task in TASKS:
         if getattr(rows[0], task):
             found += _findings(task, models, measured, split, command)
-    return Scorecard(rows, tuple(found))
+    slices = {}
+    for task, ways in slicings(split, slice_by).items():
+        if task in measured[0]:
+            own = measured[0][task]
+            values = {name: own[name].double().cpu().numpy() for name in SLICE_METRICS if name in own}
+            groups = case_groups(split, task)
+            slices[task] = tuple(sliced(values, way, groups) for way in ways)
+    return Scorecard(rows, tuple(found), slices=slices)
 
 
 def _findings(
@@ -308,6 +360,11 @@ def commands(
         options.append(f"--split-seed={plan.seed}")
     if plan.histories != start.histories:
         options.append(f"--histories={plan.histories.replace(' ', '-')}")
+    options += [
+        f"--{name.replace('_', '-')}={value}"
+        for name in ("order", "test_from", "validate_from")
+        if (value := getattr(plan, name)) != getattr(start, name)
+    ]
     if "seed" in config:
         options.append(f"--seed={config.pop('seed')}")
     if final:

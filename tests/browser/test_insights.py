@@ -34,6 +34,32 @@ def test_the_figures_are_those_of_the_model_that_serves(visit: Visit, service: S
     expect(page.locator("#lead")).to_contain_text(service.get("/v1/models")["serving"])
 
 
+def test_answer_lists_and_slices_are_shown_with_what_they_mean(visit: Visit, model: Path) -> None:
+    metrics = json.loads((model / "metrics.json").read_text())
+    lists, popular = (
+        next(test["lists"] for test in metrics["test"] if test["model"] == name)
+        for name in (metrics["test"][0]["model"], "Popularity")
+    )
+    page = visit.open("/insights")
+    rows = page.locator("#answer-lists tbody tr")
+    expect(rows).to_have_count(len(lists["bundles"]))
+    for row, name in zip(rows.all(), lists["bundles"], strict=True):
+        expect(row.locator("th b")).to_have_text(name)
+        expect(row.locator("th p")).to_have_text(metrics["meaning"][name.split("@")[0]])
+        values = [found[side][name] for found in (lists, popular) for side in ("bundles", "items")]
+        expect(row.locator("td")).to_have_text(["—" if value is None else f"{value:.3f}" for value in values])
+    panels = page.locator("#measures .slices")
+    expect(panels).to_have_count(2)
+    for panel, task in zip(panels.all(), ("matching", "generation"), strict=True):
+        slices = [each for way in metrics["slices"][task] for each in way["slices"]]
+        expect(panel.locator("tbody tr")).to_have_count(len(slices))
+        for row, each in zip(panel.locator("tbody tr").all(), slices, strict=True):
+            expect(row.locator("td").nth(0)).to_have_text(each["name"])
+            expect(row.locator("td").nth(1)).to_have_text(f"{each['cases']} case{'s' * (each['cases'] != 1)}")
+            expect(row.locator("td").nth(2)).to_contain_text(f"{each['metrics']['ndcg@5']['mean']:.3f}")
+            expect(row.get_by_text("this says little")).to_have_count(int(each["little"]))
+
+
 def test_curves_can_be_read_by_arrow_keys_and_as_a_table(visit: Visit, model: Path) -> None:
     records = [json.loads(line) for line in (model / "history.jsonl").read_text().splitlines()]
     page = visit.open("/insights")

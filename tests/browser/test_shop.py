@@ -56,6 +56,22 @@ def test_a_known_user_gets_the_services_own_ranking(visit: Visit, service: Servi
     assert titles(page) == before
 
 
+def test_what_was_only_viewed_or_returned_is_shown_as_such(visit: Visit, service: Service) -> None:
+    told = [
+        {"user_id": "looker", "item_id": "g0022"},
+        {"user_id": "looker", "item_id": "g0401", "weight": 0.2},
+        {"user_id": "looker", "bundle_id": "b0013", "rejected": True},
+    ]
+    assert service.api.post("/v1/interactions", json={"interactions": told}).is_success
+    page = visit.open("/?user=looker")
+    expect(page.locator(".card[data-bundle]")).to_have_count(12)
+    chips = page.locator("#history .chip")
+    expect(chips).to_have_count(3)
+    expect(chips.filter(has_text="returned or disliked")).to_have_count(1)
+    expect(chips.filter(has_text="not bought")).to_have_count(1)
+    assert "b0013" not in [card.get_attribute("data-bundle") for card in page.locator(".card").all()]
+
+
 def test_buying_changes_the_recommendations_at_once(visit: Visit, service: Service) -> None:
     page = visit.open("/?user=u0012")
     expect(page.locator(".card[data-bundle]")).to_have_count(12)

@@ -53,6 +53,41 @@ class TestEveryone:
                 [answer["score"] for answer in asked], rel=1e-5
             )
 
+    def test_lists_are_steered_as_asked_or_as_the_model_has_it(self, model: Path, tmp_path: Path) -> None:
+        def lists(name: str, *options: object, of: Path = model) -> list[str]:
+            file = tmp_path / f"{name}.parquet"
+            run("recommend-all", of, "-o", file, "-k", 6, *options)
+            return [row["bundle_id"] for row in pq.read_table(file).to_pylist()]
+
+        plain, varied = lists("plain"), lists("varied", "--diversity", 0.6)
+        matched = lists("matched", "--match-popularity", 0.6)
+        assert len({*map(tuple, (plain, varied, matched))}) == 3
+        assert lists("off", "--diversity", 0, "--match-popularity", 0) == plain
+        one = run_json("recommend", model, "--user", "u0001", "-k", 6, "--diversity", 0.6)["bundles"]
+        assert [each["id"] for each in one] == varied[:6]
+        folder = tmp_path / "saved"
+        run("train", "sample", "-o", folder, *BUNDLEMAGE, "--shop", "diversity=0.6")
+        assert lists("saved-lists", of=folder) == varied
+        assert lists("saved-off", "--diversity", 0, of=folder) == plain
+        refused = run("recommend", model, "--user", "u0001", "--diversity", 2, code=2).stderr
+        assert "--diversity" in refused
+
+    def test_a_folder_is_not_continued_with_another_weight(self, model: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "answers"
+        run("recommend-all", model, "-o", folder, "-k", 2, "--diversity", 0.5)
+        again = run("recommend-all", model, "-o", folder, "-k", 2, "--diversity", 0.4, "--resume", code=2)
+        assert "diversity" in again.stderr
+
+    def test_evaluate_says_what_steering_costs(self, model: Path) -> None:
+        told = run("evaluate", model, "--steering").stdout
+        assert "Lists of ten bundles by diversity" in told
+        assert "Lists of ten bundles by match_popularity" in told
+        points = run_json("evaluate", model, "--steering")["steering"]
+        assert [point["diversity"] for point in points[:11]] == [step / 10 for step in range(11)]
+        assert points[8]["metrics"]["cosine@10"] < points[0]["metrics"]["cosine@10"]
+        assert points[18]["metrics"]["misplaced@10"] < points[0]["metrics"]["misplaced@10"]
+        assert "steering" not in run_json("evaluate", model)
+
     @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
     @pytest.mark.parametrize("command", [["recommend", "--all"], ["recommend-all"]], ids=" ".join)
     def test_the_ending_chooses_the_format(

@@ -1,4 +1,4 @@
-"""Recall@k and nDCG@k by brute force: every ordering that the scores allow is written out and averaged.
+"""Ranking metrics by brute force: every ordering that the scores allow is written out and averaged.
 
 Candidates of equal score may stand in any order. The metric of a tied ranking is its mean over all
 those orders, so a constant scorer gets exactly what a random one gets in expectation. Only for a
@@ -32,6 +32,11 @@ def expected_ndcg_at_k(scores: Sequence[float], relevant: Sequence[bool], k: int
     return _mean([ndcg_at_k(ranking, relevant, k) for ranking in rankings(scores)])
 
 
+def expected_at_k(kind: str, scores: Sequence[float], relevant: Sequence[bool], k: int) -> float:
+    """Any of the metrics of `AT_K`, averaged over tied orders."""
+    return _mean([AT_K[kind](ranking, relevant, k) for ranking in rankings(scores)])
+
+
 def recall_at_k(ranking: Sequence[int], relevant: Sequence[bool], k: int) -> float:
     """Hits among the first k, over all positives (not over min(k, positives))."""
     return sum(relevant[candidate] for candidate in ranking[:k]) / _positives(relevant)
@@ -44,6 +49,34 @@ def ndcg_at_k(ranking: Sequence[int], relevant: Sequence[bool], k: int) -> float
     return gained / ideal
 
 
+def mrr_at_k(ranking: Sequence[int], relevant: Sequence[bool], k: int) -> float:
+    """One over the rank of the first hit; 0 without a hit among the first k."""
+    _positives(relevant)
+    return next((1 / rank for rank, candidate in enumerate(ranking[:k], 1) if relevant[candidate]), 0.0)
+
+
+def hit_at_k(ranking: Sequence[int], relevant: Sequence[bool], k: int) -> float:
+    """Whether there is a hit among the first k."""
+    _positives(relevant)
+    return float(any(relevant[candidate] for candidate in ranking[:k]))
+
+
+def precision_at_k(ranking: Sequence[int], relevant: Sequence[bool], k: int) -> float:
+    """Hits among the first k, over k, also if there are fewer candidates."""
+    _positives(relevant)
+    return sum(relevant[candidate] for candidate in ranking[:k]) / k
+
+
+def map_at_k(ranking: Sequence[int], relevant: Sequence[bool], k: int) -> float:
+    """The precision at each hit among the first k, summed, over all positives."""
+    hits, gained = 0, []
+    for rank, candidate in enumerate(ranking[:k], 1):
+        if relevant[candidate]:
+            hits += 1
+            gained.append(hits / rank)
+    return fsum(gained) / _positives(relevant)
+
+
 def discount(rank: int) -> float:
     """What a hit at this rank is worth; the first rank is 1."""
     return 1.0 / log2(rank + 1)
@@ -54,6 +87,16 @@ def _positives(relevant: Sequence[bool]) -> int:
     if not count:
         raise ValueError("a ranking without positives has no recall and no nDCG")
     return count
+
+
+AT_K = {
+    "recall": recall_at_k,
+    "ndcg": ndcg_at_k,
+    "mrr": mrr_at_k,
+    "hit": hit_at_k,
+    "precision": precision_at_k,
+    "map": map_at_k,
+}
 
 
 def _mean(values: Sequence[float]) -> float:

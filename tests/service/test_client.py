@@ -230,6 +230,11 @@ def test_answers_are_those_of_the_model(client: Client, model: Path) -> None:
     assert answer.history.bundles == len(owned)
     assert answer.model_version == client.models().serving
 
+    varied = client.recommend(user, k=9, diversity=0.7, match_popularity=0.2)
+    best = local.recommend(user, 9, diversity=0.7, match_popularity=0.2)
+    assert [one.id for one in varied] == [one.id for one in best]
+    assert best != local.recommend(user, 9)
+
     items = [local.dataset.items[0], local.dataset.items[1]]
     completed = client.complete(user, items, k=3)
     assert [one.id for one in completed.items] == [one.id for one in local.complete(user, items, k=3)]

@@ -126,6 +126,8 @@ def test_limits_are_in_the_document(document: dict[str, Any]) -> None:
         ("BundleIn", "discount"),
         ("Where", "min_price"),
         ("RecommendIn", "k"),
+        ("RecommendIn", "diversity"),
+        ("RecommendIn", "match_popularity"),
         ("CompleteIn", "k"),
         ("DesignIn", "n"),
         ("DesignIn", "diversity"),

@@ -163,6 +163,57 @@ def test_it_is_said_if_the_store_has_hardly_any_list(store: Store, tmp_path: Pat
     assert retrain(store, min_cases=3).warnings == ()  # nothing was compared
 
 
+# ── Views and returns ────────────────────────────────────────────────────────────────────────────────
+
+
+def told(store: Store, user: str, bundle: str, at: datetime, weight: float) -> None:
+    store.add_interactions([InteractionRecord(user, "bundle", bundle, at, None, weight)])
+
+
+def test_only_purchases_are_cases_and_histories_have_weights(store: Store) -> None:
+    before = store.dataset()
+    for user in range(8):
+        told(store, f"u{user}", "b1", NOON, 0.2)
+        bought(store, f"u{user}", "b5", NOON + (1 + user) * HOUR)
+        told(store, f"u{user}", "b6", NOON + 9 * HOUR, 0.5)
+    told(store, "u7", "b5", NOON + 10 * HOUR, -1)  # returned
+    found = chosen(store, before)
+    dataset = store.dataset()
+    users, bundles = dataset.user_bundle.nonzero()
+    asked = {(dataset.users[users[pair]], dataset.bundles[bundles[pair]]) for pair in found.pairs}
+    assert {bundle for _, bundle in asked} == {"b5"}
+    assert {user for user, _ in asked} > {"u6", "u5", "u4"} - {"u7"}
+    case = found.cases[-1]
+    assert case.bundle == "b5"
+    assert case.history.bundles == ("b1",)
+    assert list(case.history.bundle_weights or ()) == [pytest.approx(0.2)]
+    assert case.history.times is not None
+    assert case.history.times[1] == (int(NOON.timestamp()) * 1_000_000,)
+    assert set(found.earlier_sales(dataset).bundles.values()) <= {0, 1, 2, 3, 4}
+    assert found.earlier_sales(dataset).bundles["b1"] == 0  # it was only viewed
+    split = hold_out(dataset, found, NO_BUNDLE, SplitPlan("none", 0, 3), np.random.default_rng(0))
+    assert split.validation is None or not set(split.validation.positives.nonzero()[1]) & {1, 6}
+    assert split.train.bundle_events.weight is not None
+
+
+def test_a_retraining_learns_from_weights_times_and_returns(store: Store, tmp_path: Path) -> None:
+    popularity(store, tmp_path / "model")
+    for user in range(8):
+        told(store, f"u{user}", "b1", NOON, 0.2)
+        bought(store, f"u{user}", "b5", NOON + (1 + user) * HOUR)
+    told(store, "u0", "b7", NOON, -1)
+    splits: list[Split] = []
+    outcome = retrain(store, min_cases=3, force=True, on_split=lambda split, _: splits.append(split))
+    assert outcome.published
+    events = splits[0].dataset.bundle_events
+    assert events.at is not None
+    assert events.weight is not None
+    assert events.rejected is not None
+    assert sorted(set(events.weight.tolist())) == [pytest.approx(0.2), 1]
+    assert events.rejected.nnz == 1
+    assert splits[0].train.bundle_events.weight is not None
+
+
 # ── The newest ───────────────────────────────────────────────────────────────────────────────────────
 
 

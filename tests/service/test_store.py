@@ -12,6 +12,7 @@ from sqlalchemy import event
 from sqlalchemy.dialects import sqlite
 
 from bundlemage.data.dataset import Vocabulary
+from bundlemage.data.events import UNDATED
 from bundlemage.errors import (
     DataError,
     ExistsError,
@@ -25,6 +26,7 @@ from bundlemage.store import histories
 from bundlemage.store.records import (
     Bundle,
     CatalogueChange,
+    Entry,
     InteractionRecord,
     Item,
     Key,
@@ -612,8 +614,16 @@ def test_what_was_taken_and_shown_is_told_with_its_time(store: Store) -> None:
             InteractionRecord("eve", "item", "i1", NOON),
         ]
     )
-    assert sorted(store.dated("bundle")) == [("eve", "b1", moment, "r1"), ("eve", "b2", moment + 1, None)]
-    assert list(store.dated("item")) == [("eve", "i1", moment, None)]  # what was imported has no time
+    assert list(store.request_ids()) == [("eve", "b1", "r1")]
+    assert store.entries("bundle", "eve") == [
+        Entry("b1", NOON),
+        Entry("b2", NOON + timedelta(microseconds=1)),
+    ]
+    assert store.entries("item", "u0") == [Entry("i0")]  # what was imported has no time
+    found = store.dataset()
+    assert found.bundle_events.at is not None
+    assert found.bundle_events.at.tolist() == [moment, moment + 1, UNDATED]
+    assert found.bundle_events.weight is None
 
     store.add_served(
         [

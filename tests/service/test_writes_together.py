@@ -201,9 +201,9 @@ def test_requests_that_arrive_together_share_commits(
     commits: list[None] = []
     record_of = users._record
 
-    def arrive(interaction: Any) -> InteractionRecord:
+    def arrive(*interaction: Any) -> InteractionRecord:
         arrived.append(None)
-        return record_of(interaction)
+        return record_of(*interaction)
 
     def execute(connection: Connection, *more: Any) -> None:
         if "INSERT INTO user_bundle" in more[1]:

@@ -162,3 +162,16 @@ def test_the_first_steps_are_scaled_to_an_epoch() -> None:
     clock.seconds = {"matching": [9.0, 1.0], "generation": [9.0, 2.0, 4.0]}
     assert clock.epoch_seconds == pytest.approx(2 * 1.0 + 10 * 3.0)
     assert clock.made == "first 5 of 12 steps, scaled"
+
+
+def test_two_checkouts_are_compared(tmp_path: Path) -> None:
+    from benchmarks.setting import ROOT
+    from benchmarks.unchanged import app as unchanged
+
+    written = tmp_path / "unchanged.json"
+    arguments = ["--source", str(ROOT), "--epochs", "1", "--dim", "8", "--users", "5", "--repeat", "1"]
+    ended = CliRunner().invoke(unchanged, [*arguments, "--json", str(written)])
+    assert ended.exit_code == 0, ended.output
+    assert all(json.loads(written.read_text())["same"].values())
+    ended = CliRunner().invoke(unchanged, ["--source", str(tmp_path), "--repeat", "1"])
+    assert ended.exit_code == 2

@@ -585,6 +585,15 @@ def test_comparisons_survive_json(comparison: Comparison) -> None:
     assert Comparison.from_json(json.loads(json.dumps(comparison.to_json()))) == comparison
 
 
+def measured_grids(comparison: Comparison) -> list[tuple[render.MeasuresPart, render.Grid]]:
+    parts = [
+        part
+        for table in comparison.tables
+        for part in render.measures_parts("0", table, {row.label: row.label for row in table.rows})
+    ]
+    return [(part, grid) for part in parts for grid in part.grids]
+
+
 def test_the_page(comparison: Comparison) -> None:
     text = render.comparison_page(comparison, "html", "bundlemage compare 'a & b'")
     page = Page(text)
@@ -602,7 +611,13 @@ def test_the_page(comparison: Comparison) -> None:
     assert page.seen.count("script") == 1  # ours
     assert not {"u", "img", "link"} & set(page.seen)
     assert "http" not in text  # nothing is fetched from anywhere
-    assert page.seen.count("tr") == 6, "two tables of two models"
+    grids = [grid for _, grid in measured_grids(comparison)]
+    assert len(grids) == 2 + 4 + 2, "bundles and items, and slices of both tasks"
+    assert page.seen.count("tr") == 6 + sum(1 + len(grid.rows) for grid in grids), "two tables of two models"
+    for part, grid in measured_grids(comparison):
+        assert part.title in page.text
+        assert all(sentence in page.text for sentence in part.points)
+        assert all(cell.text in page.text for row in grid.rows for cell in row)
     row = comparison.tables[0].row("popularity")
     assert row.metrics is not None
     assert render.figure(row.metrics["ndcg@10"].mean) in page.text

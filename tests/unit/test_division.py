@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch import Tensor
 
+from bundlemage.data.events import Events
 from bundlemage.models.base import Interactions, Sizes
 from bundlemage.models.bundlemage import BundleMage
 from bundlemage.models.config import BundleMageConfig
@@ -22,9 +25,14 @@ THREE = 3  # of which some get a row more than others
 SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "learned": {"learn_temperature": True, "popularity_weight": 0.5, "item_popularity_weight": 0.7},
+    "weighted": {"weighted": True},
     "equations": {
         **Recipe.find("youshu/bundlemage-paper").settings,
         **{"masking": "row", "loss_weighting": "mean", "embedding_dim": 8},
+    },
+    "weighted equations": {
+        **Recipe.find("youshu/bundlemage-paper").settings,
+        **{"masking": "row", "loss_weighting": "mean", "embedding_dim": 8, "weighted": True},
     },
 }
 
@@ -32,7 +40,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def _step(settings: dict[str, Any], kind: str, group: Processes | None) -> dict[str, Tensor]:
     """The loss of each phase and the gradient of each weight, put together from all processes."""
     torch.manual_seed(1)
-    data = Interactions.of(sample_shop(users=80, items=101, bundles=40).dataset, torch.device("cpu"))
+    shop = sample_shop(users=80, items=101, bundles=40).dataset
+    settings = dict(settings)
+    if settings.pop("weighted", False):
+        random, strengths = np.random.default_rng(0), np.array([0.25, 1, 2.5], np.float32)
+        events = [
+            Events(weight=random.choice(strengths, each.nnz)) for each in (shop.user_item, shop.user_bundle)
+        ]
+        shop = replace(shop, item_events=events[0], bundle_events=events[1])
+    data = Interactions.of(shop, torch.device("cpu"))
     sizes = Sizes(80, data.items, len(data.bundle_item))
     model = BundleMage(BundleMageConfig.model_validate({"embedding_dim": 8, **settings}), sizes).double()
     division: Division = ALONE

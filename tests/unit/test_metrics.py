@@ -1,4 +1,4 @@
-"""Ranking metrics against scikit-learn and against a count over every order of tied candidates."""
+"""Ranking metrics against scikit-learn, ranx, and a count over every order of tied candidates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
-from bundlemage.evaluation import ranking_metrics
+from bundlemage.evaluation import KINDS, ranking_metrics
 from bundlemage.models.ragged import Ragged
-from tests.reference.slow_metrics import expected_ndcg_at_k, expected_recall_at_k
+from tests.reference.slow_metrics import AT_K, expected_at_k
 
 
 def metrics(scores: np.ndarray, relevant: np.ndarray, ks: tuple[int, ...]) -> dict[str, np.ndarray]:
     positives = Ragged.from_lists([np.flatnonzero(row).tolist() for row in relevant])
-    found = ranking_metrics(torch.tensor(scores), positives, ks)
+    found = ranking_metrics(torch.tensor(scores), positives, ks, KINDS)
     return {name: values.numpy() for name, values in found.items()}
 
 
@@ -34,6 +34,35 @@ def test_ndcg_equals_scikit_learn(decimals: int, positives: int) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore")  # numba warns of ranx's casts
+def test_200_random_cases_equal_ranx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # compiling ranx takes longer than all cases do
+    from ranx import Qrels, Run, evaluate
+
+    random = np.random.default_rng(5)
+    scores, relevant = random.normal(size=(200, 60)), np.zeros((200, 60), bool)
+    for row in relevant:
+        row[random.choice(60, random.integers(1, 8), replace=False)] = True
+    names = {
+        "recall": "recall",
+        "ndcg": "ndcg",
+        "mrr": "mrr",
+        "hit": "hit_rate",
+        "precision": "precision",
+        "map": "map",
+    }
+    assert names.keys() == set(KINDS)
+    wanted = {str(n): {f"d{each}": 1 for each in np.flatnonzero(row)} for n, row in enumerate(relevant)}
+    run = Run({str(n): {f"d{each}": float(x) for each, x in enumerate(row)} for n, row in enumerate(scores)})
+    ks = (1, 5, 20)
+    evaluate(Qrels(wanted), run, [f"{theirs}@{k}" for theirs in names.values() for k in ks])
+    ours = metrics(scores, relevant, ks)
+    for kind, theirs in names.items():
+        for k in ks:
+            expected = [run.scores[f"{theirs}@{k}"][str(n)] for n in range(200)]
+            np.testing.assert_allclose(ours[f"{kind}@{k}"], expected, rtol=1e-9, err_msg=f"{kind}@{k}")
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6).filter(
         lambda rows: any(relevant for _, relevant in rows)
@@ -44,8 +73,22 @@ def test_ndcg_equals_scikit_learn(decimals: int, positives: int) -> None:
 def test_ties_count_as_their_expectation(rows: list[tuple[int, bool]], k: int) -> None:
     scores, relevant = [float(score) for score, _ in rows], [flag for _, flag in rows]
     ours = metrics(np.array([scores]), np.array([relevant]), (k,))
-    assert ours[f"recall@{k}"][0] == pytest.approx(expected_recall_at_k(scores, relevant, k))
-    assert ours[f"ndcg@{k}"][0] == pytest.approx(expected_ndcg_at_k(scores, relevant, k))
+    for kind in KINDS:
+        assert ours[f"{kind}@{k}"][0] == pytest.approx(expected_at_k(kind, scores, relevant, k)), kind
+
+
+@pytest.mark.parametrize("positives", [1, 5])
+def test_many_ties_equal_the_mean_over_random_orders(positives: int) -> None:
+    random = np.random.default_rng(positives)
+    scores, relevant = random.integers(4, size=30).astype(float), np.zeros(30, bool)
+    relevant[random.choice(30, positives, replace=False)] = True
+    ours = metrics(scores[None], relevant[None], (3, 10))
+    orders = [np.lexsort((random.random(30), -scores)).tolist() for _ in range(4000)]
+    for kind, slow in AT_K.items():
+        for k in (3, 10):
+            each = [slow(order, relevant.tolist(), k) for order in orders]
+            error = np.std(each) / len(each) ** 0.5
+            assert ours[f"{kind}@{k}"][0] == pytest.approx(np.mean(each), abs=5 * error + 1e-12), kind
 
 
 @pytest.mark.parametrize("positives", [1, 5])
@@ -72,5 +115,6 @@ def test_a_score_that_is_no_number_is_refused() -> None:
 
 def test_a_case_without_positives_has_no_metric() -> None:
     found = metrics(np.zeros((2, 3)), np.array([[False] * 3, [True, False, False]]), (1,))
-    assert np.isnan(found["recall@1"][0])
-    assert found["recall@1"][1] == pytest.approx(1 / 3)
+    for kind in KINDS:
+        assert np.isnan(found[f"{kind}@1"][0]), kind
+        assert found[f"{kind}@1"][1] == pytest.approx(1 / 3), kind

@@ -46,7 +46,8 @@ def markdown(measured: Findings) -> str:
 def grids(content: dict[str, Any]) -> list[Grid]:
     """The tables of numbers of a report."""
     every = [content["statistics"], content["bias"], *(part["grid"] for part in content["tables"])]
-    return [grid for grid in every if grid]
+    measured = [grid for part in content["tables"] for each in part["measures"] for grid in each.grids]
+    return [grid for grid in every if grid] + measured
 
 
 def options(
@@ -145,6 +146,9 @@ def test_the_page_is_sound_and_every_table_is_there(youshu_report: Path) -> None
         "parts-generation",
         "bias",
         "full-ranking",
+        *(f"lists-{side}-matching" for side in ("bundles", "items")),
+        *(f"slices-matching-{number}" for number in range(4)),
+        *(f"slices-generation-{number}" for number in range(2)),
     }
     inside = {link[1:] for link in checked.links if link.startswith("#")}
     assert inside <= set(checked.ids)
@@ -159,7 +163,7 @@ def test_page_and_markdown_say_the_same(youshu_report: Path, youshu: Findings) -
     page = " ".join(Checker((youshu_report / "index.html").read_text(encoding="utf-8")).words)
     text = (youshu_report / "report.md").read_text(encoding="utf-8")
     tables = grids(report.content(youshu))
-    assert len(tables) == text.count("\n| ---") == 9
+    assert len(tables) == text.count("\n| ---") == 9 + 8
     figures = [
         part
         for grid in tables

@@ -43,6 +43,10 @@ from bundlemage.data.dataset import (
 from bundlemage.data.events import EARLIEST, LATEST, NOTHING_KNOWN, UNDATED, Events
 from bundlemage.data.folders import beside, write_whole
 from bundlemage.errors import ArtifactError
+from bundlemage.evaluation import ListMeasures
+from bundlemage.measures.markdown import measures_of
+from bundlemage.measures.meaning import SHOWN
+from bundlemage.measures.slices import SlicedFigures
 from bundlemage.progress import Progress, in_silence
 from bundlemage.training.history import SELECTION_METRIC, EpochRecord, kept
 from bundlemage.wire.money import price_text
@@ -250,6 +254,7 @@ class _Row(BaseModel):
     model: str
     matching: dict[str, float | None] | None = None
     generation: dict[str, float | None] | None = None
+    lists: ListMeasures | None = None
 
 
 class _Final(BaseModel):
@@ -259,6 +264,8 @@ class _Final(BaseModel):
 class _Metrics(BaseModel):
     test: list[_Row] = []
     findings: list[str] = []
+    slices: dict[str, list[SlicedFigures]] = {}
+    meaning: dict[str, str] = {}
     final: _Final | None = None
 
 
@@ -651,7 +658,7 @@ with seed {config["split"]["seed"]} divided the pairs into training and held-out
 {notes}{_inside(choice)}
 ## How good it is
 {_final(metrics)}{_metrics(metrics)}
-{"".join(f"{chr(10)}- {finding}" for finding in metrics.get("findings", ()))}
+{"".join(f"{chr(10)}- {finding}" for finding in metrics.get("findings", ()))}{measures_of(metrics)}
 {_training(history)}{"".join(f"{chr(10)}{paragraph}{chr(10)}" for paragraph in about_new)}
 ## Settings
 | setting | value |
@@ -700,7 +707,7 @@ def _metrics(metrics: dict[str, Any]) -> str:
     for task in ("matching", "generation"):
         rows = [(row["model"], row[task]) for row in metrics.get("test", []) if row.get(task)]
         if rows:
-            names = list(rows[0][1])
+            names = [name for name in SHOWN if name in rows[0][1]]
             lines = [f"| {task} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
             lines += [
                 f"| {model} | {' | '.join(_figure(values.get(name)) for name in names)} |"

@@ -272,13 +272,11 @@ class _Users:
     histories: Histories
 
     def with_more(self, other: _Users) -> _Users:
-        own, more = self.histories, other.histories
-        users = None if own.users is None or more.users is None else torch.cat([own.users, more.users])
         return _Users(
             self.ids + other.ids,
             torch.cat([self.logits, other.logits]),
             torch.cat([self.scores, other.scores]),
-            Histories(own.items.append(more.items), own.bundles.append(more.bundles), users),
+            self.histories.append(other.histories),
         )
 
     def best(self, most: int, among: Mask | None = None) -> _Users:

@@ -70,6 +70,7 @@ def with_new_bundles(
     dataset = replace(
         data,
         user_bundle=frozen(user_bundle),
+        bundle_events=data.bundle_events.wider(end),
         bundle_item=with_rows(data.bundle_item, dict(enumerate(inside, start)), end),
         bundles=bundles,
         catalogue=replace(tables, bundles=pa.concat_tables([tables.bundles, added])),

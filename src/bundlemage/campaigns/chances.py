@@ -20,7 +20,7 @@ from bundlemage.core.ranking import top
 from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.leakage import without, without_items_of
 from bundlemage.data.splits import COLD_PROTOCOLS, PAD, Split
-from bundlemage.models.base import Histories, Interactions, Matcher, Model, SalesScorer, can, require
+from bundlemage.models.base import Histories, Matcher, Model, SalesScorer, can, require
 from bundlemage.models.ragged import Contents, Ragged
 
 Numbers = npt.NDArray[np.float64]
@@ -95,7 +95,7 @@ class Calibration:
 
 def chances_of(calibration: Calibration | None, logs: Tensor, histories: Histories) -> Tensor:
     """The chances [rows, n] from log-probabilities. Without a calibration, chances are the probabilities."""
-    return logs.exp() if calibration is None else calibration.chances(logs, histories.bundles.lengths)
+    return logs.exp() if calibration is None else calibration.chances(logs, histories.bundle_counts)
 
 
 def normaliser(model: Model, histories: Histories, contents: Ragged) -> Tensor:
@@ -204,8 +204,8 @@ def carried(
     are that much more predictable. The intercept changes, so that the chances of all users for all bundles
     that they do not have add up to the same number as with the old model.
     """
-    data = Interactions.of(dataset, device)
-    contents, owned = data.bundle_item, data.user_bundle
+    of_old, of_new = (model.interactions(dataset, device) for model in (old, new))
+    contents, owned = of_old.bundle_item, of_old.user_bundle.strong
     width = len(contents)
     most = max(1, min(most_users(old, width), most_users(new, width), MOST_COMPARED // max(1, width)))
     parts = []
@@ -213,13 +213,13 @@ def carried(
         nobody = np.zeros(len(dataset.users), bool)
         for batch, _ in sampled_users(nobody, most, width, device, np.random.default_rng(seed)):
             users = torch.from_numpy(batch).to(device)
-            histories = data.histories(users)
+            histories = [data.histories(users) for data in (of_old, of_new)]
             asked = ~owned.rows(users).as_mask(width) & (contents.lengths > 0)
-            counts = torch.log1p(histories.bundles.lengths.double())[:, None].expand(-1, width)
+            counts = torch.log1p(histories[0].bundle_counts.double())[:, None].expand(-1, width)
             left = asked.sum(1, keepdim=True).clamp(min=1)
             logs = [
-                require(model, Matcher).bundle_scores(histories, contents).double().log_softmax(1)
-                for model in (old, new)
+                require(model, Matcher).bundle_scores(each, contents).double().log_softmax(1)
+                for model, each in zip((old, new), histories, strict=True)
             ]
             means = [(each * asked).sum(1, keepdim=True) / left for each in logs]
             apart = [each - mean for each, mean in zip(logs, means, strict=True)]
@@ -342,9 +342,9 @@ class _Cases:
         case, bundles = validation.positives.nonzero()
         bought = binary_matrix(validation.users[case], bundles, shape)
         known = split.train if split.protocol in COLD_PROTOCOLS else _without(bought, split)
-        self.data = Interactions.of(known, device)
+        self.data = model.interactions(known, device)
         self.bought = Ragged.from_csr(bought, device)
-        self.has = Ragged.from_csr(split.dataset.user_bundle, device)
+        self.has = Ragged.from_csr(split.dataset.bought_bundles, device)
         sizes = np.diff(known.bundle_item.indptr)
         candidates = np.flatnonzero(sizes)  # the score of a bundle without items is meaningless
         self.new: Ragged | None = None
@@ -376,7 +376,7 @@ class _Cases:
         bought = self._marked(self.bought, users)  # [rows, candidates]
         rest = ~(bought | self._marked(self.has, users))
         row, column = bought.nonzero(as_tuple=True)
-        counts = histories.bundles.lengths
+        counts = histories.bundle_counts
         parts = [_table(logs[row, column], counts[row], weight, bought=1)]
         for columns, weights in self._not_bought(logs, rest):
             row, place = (weights > 0).nonzero(as_tuple=True)

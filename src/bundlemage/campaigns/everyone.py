@@ -89,7 +89,7 @@ class Everyone:
                         vectors = require(model, Indexable).factors_of_users(histories, contents)
                     scores = torch.addmm(new_factors.bias, vectors, new_factors.vectors.T)
                     logs = model.checked("factors_of_users", scores, len(ids), len(new)) - known.log_sums
-                lacks = ~owners.have_all(histories)
+                lacks = ~owners.excluded(histories)
             yield UserScores(ids, histories, logs, lacks)
 
     def _encode(self, number: int, ids: Sequence[str], histories: Histories) -> Encoded:

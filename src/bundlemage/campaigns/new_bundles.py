@@ -31,7 +31,7 @@ from bundlemage.campaigns.chances import (
 )
 from bundlemage.core.ownership import Goods
 from bundlemage.data.dataset import binary_matrix, pairs_of
-from bundlemage.models.base import Histories, Interactions, Matcher, require
+from bundlemage.models.base import Histories, Matcher, require
 from bundlemage.models.ragged import Ragged
 from bundlemage.training.probes import TOO_FEW_BUNDLES, Probe, Probes, new_in, without_bundles
 
@@ -127,13 +127,13 @@ class NewBundleCalibration:
         who lack an item.
         """  # [3, n]
         lifts = (logs.double() + math.log(max(1, bundles))).cpu().numpy()
-        counts = torch.log1p(histories.bundles.lengths.double()).cpu().numpy()
+        counts = torch.log1p(histories.bundle_counts.double()).cpu().numpy()
         return _sums(lifts, counts, lacks.double().cpu().numpy(), self.fit, self.activity)
 
     def terms(self, logs: Tensor, histories: Histories, lacks: Tensor, bundles: int) -> Numbers:
         """The terms of `sums` for one bundle: `logs` and `lacks` have [rows]."""  # [3, rows]
         lacking = lacks.double()
-        active = lacking * torch.exp(self.activity * torch.log1p(histories.bundles.lengths.double()))
+        active = lacking * torch.exp(self.activity * torch.log1p(histories.bundle_counts.double()))
         lifts = torch.exp(self.fit * (logs.double() + math.log(max(1, bundles))))
         terms: Numbers = torch.stack([lacking, active, lacking * lifts]).cpu().numpy()
         return terms
@@ -159,7 +159,7 @@ class NewBundleCalibration:
 
     def logits(self, logs: Tensor, histories: Histories) -> Tensor:
         """The log-odds [rows, n] that users buy bundles, apart from a constant for each bundle."""
-        return self.fit * logs + self.activity * torch.log1p(histories.bundles.lengths.to(logs))[:, None]
+        return self.fit * logs + self.activity * torch.log1p(histories.bundle_counts.to(logs))[:, None]
 
     @property
     def in_short(self) -> str:
@@ -229,7 +229,7 @@ def calibrate_new_bundles(probes: Probes) -> NewBundleCalibration:
     if not probes.parts:
         return NewBundleCalibration(0, 0, TOO_FEW_BUNDLES)
     held_out = np.concatenate(probes.parts)
-    purchases = int(probes.split.dataset.user_bundle[:, held_out].nnz)
+    purchases = int(probes.split.dataset.bought_bundles[:, held_out].nnz)
     if purchases >= LEAST_PURCHASES:
         cases = _Cases([_Scored.by(probe, probes) for probe in probes], probes.seed)
         purchases = round(cases.sales.sum())
@@ -243,15 +243,20 @@ def calibrate_new_bundles(probes: Probes) -> NewBundleCalibration:
 
 
 class Owners:
-    """Finds users who have all items of some bundles."""
+    """Finds users to whom some bundles are not offered: those who have all items, or rejected one."""
 
     def __init__(self, bundles: Ragged, contents: Ragged, items: int) -> None:
         """`contents` are the bundles that users may have."""
         self._goods, self._contents = Goods(bundles, items), contents
 
-    def have_all(self, histories: Histories) -> Tensor:
-        """True for each user and bundle if the user has all items of the bundle."""  # [rows, bundles]
-        return self._goods.whole(self._goods.owned(histories, self._contents))
+    def excluded(self, histories: Histories) -> Tensor:
+        """True for each user and bundle if the user has all items of the bundle, or rejected one of
+        them."""  # [rows, bundles]
+        found = self._goods.whole(self._goods.owned(histories, self._contents))
+        if histories.rejected_items is not None:
+            rows, bundles = self._goods.partly_owned(histories.rejected_items)
+            found[torch.from_numpy(rows).to(found.device), torch.from_numpy(bundles).to(found.device)] = True
+        return found
 
 
 @dataclass(frozen=True)
@@ -278,10 +283,10 @@ class _Scored:
         seen = ~np.isin(bundles, new_in(probes.split))
         matrix = binary_matrix(users[seen], bundles[seen], whole.user_bundle.shape)
         whole = whole.with_interactions(user_bundle=matrix)
-        data = Interactions.of(without_bundles(whole, probe.new, probe.known), device)
+        data = probe.model.interactions(without_bundles(whole, probe.new, probe.known), device)
         new = Ragged.from_csr(whole.bundle_item[probe.new], device)
-        bought = whole.user_bundle[:, probe.new]
-        counts = np.diff(whole.user_bundle.indptr)
+        purchases = whole.bought_bundles
+        bought, counts = purchases[:, probe.new], np.diff(purchases.indptr)
         owners, contents = Owners(new, data.bundle_item, data.items), data.bundle_item
         forecaster = require(probe.model, Matcher).forecaster
         most = min(most_users(forecaster, len(contents)), MOST_PAIRS // len(new) // len(probes.parts))
@@ -292,7 +297,7 @@ class _Scored:
                 histories = data.histories(torch.from_numpy(batch).to(device))
                 logs = new_log_probabilities(forecaster, histories, contents, new)
                 lifts = logs.float().cpu().numpy() + np.float32(math.log(len(contents)))
-                lacks = ~owners.have_all(histories).cpu().numpy()
+                lacks = ~owners.excluded(histories).cpu().numpy()
                 weights = np.float32(weight) * lacks.astype(np.float32)
                 parts.append((lifts, bought[batch].toarray() > 0, weights, counts[batch]))
         lifts, taken, weights, counts = (np.concatenate(part) for part in zip(*parts, strict=True))

@@ -174,10 +174,11 @@ class Offer:
                 logs[nothing] = shop.bundles().shares.clamp(min=1e-30).log()
                 part = chances_of(self.calibration, logs, histories)
                 demoted = batch.goods.demoted(batch.owned, self.rules.owned, self.rules.mostly_owned)
+                for each in batch.left_out(self.rules.owned):
+                    gone = each.row_of_entry(), each.values
+                    logs[gone] = -torch.inf
+                    part[gone] = 0.0
                 if demoted is not None:  # the rule is not `show`
-                    has = histories.bundles.row_of_entry(), histories.bundles.values
-                    logs[has] = -torch.inf
-                    part[has] = 0.0
                     self._leave_out(part, logs, demoted, eligible)
                 parts.append(part[:, eligible].cpu())
                 if self.settings.value == "takings":

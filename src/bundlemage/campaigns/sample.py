@@ -108,7 +108,7 @@ def _scored(
         parts = slices(sample.histories, _rows(shop))
         for part, log_sums in zip(parts, sample.log_sums, strict=True):
             logs = new_log_probabilities(forecaster, part, sample.contents, new, log_sums)
-            lacks = ~owners.have_all(part)
+            lacks = ~owners.excluded(part)
             logits.append(calibration.logits(logs, part).masked_fill(~lacks, -torch.inf).float().cpu())
             for place, found in enumerate(terms):
                 found.append(calibration.terms(logs[:, place], part, lacks[:, place], len(sample.contents)))

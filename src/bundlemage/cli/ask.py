@@ -12,9 +12,11 @@ from bundlemage.cli import show
 from bundlemage.cli.options import (
     AsJson,
     Device,
+    Diversity,
     EngineOptions,
     FilterOptions,
     IndexOptions,
+    MatchPopularity,
     ModelFolder,
     OptionalCount,
     OutputFile,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from bundlemage.core.history import User
     from bundlemage.core.shop import Recommendation
     from bundlemage.recommender import Recommender
-    from bundlemage.wire.shop import OwnedRule, StockRule
+    from bundlemage.wire.shop import BundleRules
 
 
 def recommend(
@@ -46,6 +48,8 @@ def recommend(
     k: int = 5,
     owned: Owned = None,
     stock: SoldOut = None,
+    diversity: Diversity = None,
+    match_popularity: MatchPopularity = None,
     output: OutputFile = None,
     overwrite: Overwrite = False,
     new_bundle: list[str] | None = None,
@@ -69,10 +73,16 @@ def recommend(
         --expected-sales NAME=NUMBER: The expected sales of a new bundle, for its rank. Repeatable.
         --sells-like NAME=ID: Rank a new bundle as if it sold as often as the bundle ID. Repeatable.
     """
+    rules: BundleRules = {
+        "owned": owned,
+        "stock": stock,
+        "diversity": diversity,
+        "match_popularity": match_popularity,
+    }
     if user is None:
         if new_bundle or expected_sales or sells_like:
             raise ConfigError("new bundles are ranked for one user at a time: give --user instead of --all")
-        _recommend_to_all(folder, output, where, recall, k, owned, stock, overwrite, device, as_json)
+        _recommend_to_all(folder, output, where, recall, k, rules, overwrite, device, as_json)
         return
     from bundlemage.core.ranking import SCHEMA
     from bundlemage.data.row_files import check_replaceable
@@ -93,8 +103,7 @@ def recommend(
         new_bundles=new,
         expected_sales=sales,
         sells_like=key_values(sells_like, "--sells-like"),
-        owned=owned,
-        stock=stock,
+        **rules,
     )
     _note_by_sales(model, user, asked, answers)
     _note_too_many(k, len(model.dataset.bundles), "bundles")
@@ -118,8 +127,7 @@ def _recommend_to_all(
     where: Filter | None,
     recall: float | None,
     k: int,
-    owned: OwnedRule | None,
-    stock: StockRule | None,
+    rules: BundleRules,
     overwrite: bool,
     device: str,
     as_json: bool,
@@ -142,8 +150,7 @@ def _recommend_to_all(
         where,
         recall,
         k=k,
-        owned=owned,
-        stock=stock,
+        **rules,
         overwrite=overwrite,
         device=device,
         as_json=as_json,
@@ -159,6 +166,8 @@ def recommend_all(
     k: int = 5,
     owned: Owned = None,
     stock: SoldOut = None,
+    diversity: Diversity = None,
+    match_popularity: MatchPopularity = None,
     overwrite: bool = False,
     resume: bool = False,
     part_users: OptionalCount = None,
@@ -198,6 +207,8 @@ def recommend_all(
         where=where,
         owned=owned,
         stock=stock,
+        diversity=diversity,
+        match_popularity=match_popularity,
         part_users=part_users or PART_USERS,
         users=users,
         device=device,
@@ -369,8 +380,8 @@ def describe(model: Recommender, user: User, name: str | None) -> None:
     """Print the items and bundles that the user has, so that a reader can judge the answers."""
     histories, _ = model.shop.encode([user])
     data = model.dataset
-    items = [show.item_name(data, position) for position in histories.items.values.tolist()]
-    owned = histories.bundles.values.tolist()
+    items = [show.item_name(data, position) for position in histories.items.strong.values.tolist()]
+    owned = histories.bundles.strong.values.tolist()
     bundles = [data.bundle_title(position) or data.bundles[position] for position in owned]
     show.out.print(f"[bold]{show.plain(name or 'the visitor')}[/] has {show.counted(items, 'item')}")
     total = plural(len(model.shop.items_of(user)), "item") if bundles else ""

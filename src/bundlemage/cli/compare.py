@@ -18,7 +18,7 @@ from bundlemage.errors import ConfigError
 from bundlemage.readers.address import may_hold_a_password
 
 if TYPE_CHECKING:
-    from bundlemage.data.splits import Split
+    from bundlemage.data.splits import Split, SplitPlan
     from bundlemage.studies.cells import Contender
     from bundlemage.studies.comparison import Comparison
 
@@ -36,6 +36,7 @@ def compare(
     protocol: list[str] | None = None,
     split_seed: int = 0,
     histories: str = "auto",
+    order: str = "auto",
     set_: list[str] | None = None,
     epochs: int | None = None,
     device: Device = "auto",
@@ -44,6 +45,7 @@ def compare(
     fresh: bool = False,
     metric: str = "ndcg@5",
     metrics: str | None = None,
+    slice_by: list[str] | None = None,
     output: list[Path] | None = None,
     table: Tables = None,
     events: Events = None,
@@ -62,20 +64,25 @@ def compare(
             Repeatable. By default: bundlemage, ease, co-occurrence, popularity.
         --seeds N,...: Each model is trained once for each seed.
         --protocol: auto (the data's own split, else paper, else some-users if paper would leave less than
-            half of the pairs for training), paper, some-users, full, cold-bundles, new-bundles or
+            half of the pairs for training), paper, some-users, full, time, cold-bundles, new-bundles or
             new-bundles-known. Repeatable.
         --split-seed: The seed of the split, if it is random.
         --histories: As for 'train': auto, as-given or without-held-out.
+        --order: As for 'train': auto, random or time. The protocol time always goes by time.
         --set NAME=VALUE: A hyperparameter of all models that have it, or of one: MODEL.NAME=VALUE.
             Repeatable.
         --epochs: The maximum number of passes over the data.
         --cache DIR: The folder where results are kept for later commands.
         --fresh: Ignore kept results and run everything again.
         --metric: The metric that ranks the models: ndcg@5, ndcg@20 or recall@20.
-        --metrics NAME@K,...: The columns to show; k is 5, 10, 20 or 40.
+        --metrics NAME@K,...: The columns to show: ndcg, recall, mrr, hit, precision or map; k is 5, 10, 20 or
+            40.
+        --slice-by COLUMN: Files of --output also show the models by a column of the catalogue, such as tags
+            or price. Repeatable.
         -o, --output FILE: Also write the results to a .md, .html or .json file. Repeatable.
     """
     from bundlemage.cli.compare_progress import watching
+    from bundlemage.data.splits import SplitPlan, held_out_in_words
     from bundlemage.studies.comparison import check_metric
     from bundlemage.studies.comparison import compare as run
     from bundlemage.studies.outcome import METRICS, Cache
@@ -90,13 +97,19 @@ def compare(
         _check_output(file)
     contenders = _contenders(model, set_, epochs)
     seed_numbers = seed_list(seeds)
+    plans = [
+        SplitPlan(name, split_seed, histories=histories, order=order)
+        for name in dict.fromkeys(protocol or ["auto"])
+    ]
     tables, weights = key_values(table, "--table"), event_weights(events)
-    splits = _splits(locations or ["sample"], tables, weights, protocol, split_seed, histories)
+    splits = _splits(locations or ["sample"], tables, weights, plans)
     for split in splits:
-        show.note(f"{show.described(split.dataset)}; protocol {split.protocol}")
+        by_time = f": {held_out_in_words(split)}" if split.goes_by_time else ""
+        show.note(f"{show.described(split.dataset)}; protocol {split.protocol}{by_time}")
         show.leakage(split.leakage, split.histories)
     resolve_device(device)
     options: dict[str, Any] = {"device": device, "metric": metric, "fresh": fresh, "jobs": jobs}
+    options["slice_by"] = slice_by or ()
     with watching() as observer:
         comparison = run(contenders, splits, seed_numbers, cache=Cache(cache), observer=observer, **options)
     if as_json:
@@ -168,16 +181,10 @@ def _splits(
     locations: Sequence[str],
     tables: dict[str, str],
     events: dict[str, float] | None,
-    protocols: Sequence[str] | None,
-    seed: int,
-    histories: str,
+    plans: Sequence[SplitPlan],
 ) -> list[Split]:
-    from bundlemage.data.splits import SplitPlan
     from bundlemage.readers.load import read
 
-    plans = [
-        SplitPlan(protocol, seed, histories=histories) for protocol in dict.fromkeys(protocols or ["auto"])
-    ]
     splits: list[tuple[str, Split]] = []
     for location in dict.fromkeys(locations):
         with show.notes.status(f"reading {label(location)}"):

@@ -192,6 +192,9 @@ def sample(
     - large-catalogue: 150 users, 1,500 bundles and 3,000 items.
     - near-copies: groups of bundles that differ in one item or two; users buy one of a group.
     - no-items: users have bundles and no items.
+    - views: for each purchase, a user has views of four other things, which tell nothing about the user; the
+      column 'event' tells them apart.
+    - seasons: purchases of two years, with times; tastes drift, and bundles come, go and have seasons.
 
     Options:
         -o, --output DIR: Folder for the tables.
@@ -203,7 +206,7 @@ def sample(
         --format FORMAT: csv, tsv or parquet.
     """
     from bundlemage.sample.generate import TableFormat, sample_shop, write_shop
-    from bundlemage.sample.kinds import GAMES, shop_of_kind
+    from bundlemage.sample.kinds import EVENTS, GAMES, shop_of_kind
 
     if format_ not in get_args(TableFormat):
         raise ConfigError(f"unknown format {format_!r}; the formats are: {', '.join(get_args(TableFormat))}")
@@ -212,7 +215,8 @@ def sample(
         raise ConfigError(f"--{next(iter(sizes))} is for the kind {GAMES}: the other kinds have fixed sizes")
     with show.notes.status("generating"):
         shop = sample_shop(**sizes, seed=seed).dataset if kind == GAMES else shop_of_kind(kind, seed).dataset
-        files = write_shop(shop, output, format_)  # type: ignore[arg-type]
+        types = EVENTS if kind == "views" else None
+        files = write_shop(shop, output, format_, types)  # type: ignore[arg-type]
     if as_json:
         show.print_json({"files": [str(file) for file in files]})
     else:

@@ -78,6 +78,24 @@ SoldOut = Annotated[
         "'show' changes nothing. Default: the shop's rule.",
     ),
 ]
+Diversity = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="How much a list is varied, from 0 to 1: a bundle like one before it gives way to a less "
+        "likely one that is not. Default: the shop's setting.",
+    ),
+]
+MatchPopularity = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="How much the mix of best sellers and rarely sold bundles in a list follows that of the user's "
+        "own bundles, from 0 to 1. Default: the shop's setting.",
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0)]
 
 

@@ -67,8 +67,8 @@ def serve(
             names, or a model of the sample shop.
         --set NAME=VALUE: Any other setting, e.g. served_days=7 or session_hours=1. Repeatable.
         --shop KEY=VALUE: A setting of the shop that replaces the model's, as long as this service runs:
-            currency=EUR, locale=de_DE, price_ending=0.99, pays=missing, owned=show, stock=hide or
-            mostly_owned=0.8. Repeatable.
+            currency=EUR, locale=de_DE, price_ending=0.99, pays=missing, owned=show, stock=hide,
+            mostly_owned=0.8 or diversity=0.3. Repeatable.
     """
     from bundlemage.messages import check_catalogues
     from bundlemage.models.config import parse_config

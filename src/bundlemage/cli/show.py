@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bundlemage.data.leakage import Leakage
     from bundlemage.data.statistics import EventFacts
     from bundlemage.evaluation import Evaluation
+    from bundlemage.measures.steering import SteeringPoint
     from bundlemage.studies.standings import ResultTable
     from bundlemage.training.history import EpochRecord
     from bundlemage.wire.shop import ShopSettings
@@ -142,6 +143,24 @@ def evaluations(rows: Sequence[Evaluation]) -> RenderableType:
     return Group(*tables) if tables else Text("There are no held-out test cases.")
 
 
+def steering(points: Sequence[SteeringPoint]) -> RenderableType:
+    """A table for each of the two weights that steer lists: what it changes, and what it costs."""
+    columns = {"ndcg@5": "ndcg@5", "ndcg@10": "ndcg@10"}
+    columns |= {f"{name}@10": name for name in ("coverage", "diversity", "cosine", "lift", "misplaced")}
+    tables: list[RenderableType] = []
+    for weight, other in (("diversity", "match_popularity"), ("match_popularity", "diversity")):
+        shown = table(
+            f"Lists of ten bundles by {weight}", "value", *(f">{name}" for name in columns.values())
+        )
+        for point in points:
+            if not getattr(point, other):
+                values = (point.metrics[metric] for metric in columns)
+                cells = ("" if value is None else f"{value:.3f}" for value in values)
+                shown.add_row(f"{getattr(point, weight):g}", *cells)
+        tables.append(shown)
+    return Group(*tables)
+
+
 def _metrics_beside(longest: int) -> list[str]:
     """The metrics that fit beside names of this length. A narrow terminal shows fewer of them rather than
     names that are cut."""
@@ -173,6 +192,9 @@ def comparison_table(results: ResultTable, columns: Sequence[str]) -> Renderable
             continue
         cells = []
         for column in columns:
+            if column not in row.metrics:
+                cells.append("–")
+                continue
             spread = row.metrics[column]
             mean = render.figure(spread.mean)
             mean = f"[bold]{mean}[/]" if column in row.best else mean
@@ -181,6 +203,8 @@ def comparison_table(results: ResultTable, columns: Sequence[str]) -> Renderable
     failed = [
         f"[red]{plain(row.label)} failed:[/] {plain(row.failure)}" for row in results.rows if row.failure
     ]
+    unknown = any(row.metrics and column not in row.metrics for row in results.rows for column in columns)
+    failed += [f"[dim]–: {render.NOT_STORED}.[/]"] * unknown
     return Group(shown, *failed, f"[dim]{plain(render.legend(results))}[/]", "")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bundlemage.cli import show
+from bundlemage.cli import measures, show
 from bundlemage.cli.options import (
     AsJson,
     Count,
@@ -58,6 +58,9 @@ def train(
     protocol: str | None = None,
     split_seed: int | None = None,
     histories: str | None = None,
+    order: str | None = None,
+    test_from: str | None = None,
+    validate_from: str | None = None,
     final: bool = False,
     ensemble: int | None = None,
     table: Tables = None,
@@ -84,16 +87,23 @@ def train(
             that 'bundlemage models' lists.
         --set NAME=VALUE: A hyperparameter, e.g. embedding_dim=64. Repeatable.
         --shop KEY=VALUE: A setting of the shop that is saved with the model: currency=EUR, locale=de_DE,
-            price_ending=0.99, pays=missing, owned=show, stock=hide or mostly_owned=0.8. Repeatable.
+            price_ending=0.99, pays=missing, owned=show, stock=hide, mostly_owned=0.8
+            or diversity=0.3. Repeatable.
         --epochs: The maximum number of passes over the data.
         --seed: The seed of everything random in training.
         --protocol: auto (the data's own split, else paper, else some-users if paper would leave less than
-            half of the pairs for training), paper, some-users, full, cold-bundles, new-bundles,
+            half of the pairs for training), paper, some-users, full, time (what came before a date is
+            learned, the next purchases validate, and the last ones are tested), cold-bundles, new-bundles,
             new-bundles-known, or none.
         --split-seed: The seed of the split, if it is random.
         --histories: Whether users' items are used as-given or without-held-out, that is without the items of
             the user's held-out bundles. auto (the default) leaves them out if they give away more than 3% of
             the held-out pairs.
+        --order: Which bundles of a user are held out: the last ones (time), any (random), or, by default, the
+            last ones if their times are known (auto).
+        --test-from, --validate-from DATE: For --protocol time: the dates from which purchases are tested, and
+            from which they validate. By default, the last 20% of the purchases are tested, and the 10% before
+            them validate.
         --final: Afterwards, train again on all data, with the number of epochs that was best and the same
             choice of models, and save that model. It is the one to serve. The figures are those of the
             model that held pairs out.
@@ -118,7 +128,16 @@ def train(
     options = {"epochs": epochs, "seed": seed, "device": device}
     chosen = (Recipe.find(recipe) if recipe else Recipe(AUTO)).changed(
         {**settings(set_), **only_given(options)},
-        only_given({"protocol": protocol, "seed": split_seed, "histories": histories}),
+        only_given(
+            {
+                "protocol": protocol,
+                "seed": split_seed,
+                "histories": histories,
+                "order": order,
+                "test_from": test_from,
+                "validate_from": validate_from,
+            }
+        ),
         settings(shop, "--shop"),
         event_weights(events),
     )
@@ -138,6 +157,11 @@ def train(
     show.warn(*job.source.warnings)
     _warn_bought_again(job.source.warnings, ShopSettings.of(chosen.shop).owned)
     _announce(split, f"{chosen.ensemble} × {chosen.model}" if chosen.ensemble > 1 else chosen.model, final)
+    if split.train.weighted and not model_class(chosen.model).reads_weights:
+        show.note(
+            f"{model_class(chosen.model).title} does not read the weights of events: every pair counts the "
+            "same, also what was only viewed"
+        )
     logs = [TensorBoard(tensorboard)] if tensorboard else []
     with Shown(show.notes) as progress:
         recommender = engine.train(job, [EpochProgress(progress), *logs], progress)
@@ -167,6 +191,8 @@ def train(
             RunFolder(folder).discard()
     if as_json:
         chosen_parts = {"choice": measured.choice.to_json()} if measured.choice else {}
+        if measured.recency is not None:
+            chosen_parts["recency"] = measured.recency.to_json()
         show.print_json({"model": str(output), **_summary(training), **chosen_parts, **recommender.metrics})
     else:
         for part in _report(measured, card):
@@ -196,6 +222,7 @@ def _report(recommender: Recommender, card: Scorecard) -> Iterator[RenderableTyp
 
     yield show.curve(recommender.history, SELECTION_METRIC)
     yield show.evaluations(card.rows)
+    yield from measures.answer_lists(card.rows)
     for line in recommender.choice_in_words():
         yield show.plain(line)
     if card.rule is not None:
@@ -213,7 +240,10 @@ def evaluate(
     location: str | None = None,
     table: Tables = None,
     events: Events = None,
+    steering: bool = False,
     device: Device = "auto",
+    slices: bool = False,
+    slice_by: list[str] | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the model in DIR on the test cases of PATH, which were held out of its training.
@@ -221,17 +251,24 @@ def evaluate(
     Options:
         location PATH: The data that the model was trained on. Without --events, its types of events have
             the same weights as in training.
+        --slices: Also show the figures for cold, warm and hot users, and for bundles by popularity, by size,
+            new or known.
+        --slice-by COLUMN: Also show the figures by a column of the catalogue, such as tags or price.
+            Repeatable; shows all other slices, too.
+        --steering: Also print what varied lists, and lists as popular as what users have, cost in accuracy.
     """
     from bundlemage.engines.jobs import EvaluationJob
+    from bundlemage.scorecard import steering_of
 
     tables, weights = key_values(table, "--table"), event_weights(events)
-    job = EvaluationJob(Path(folder), location, tables, weights, device=device)
+    job = EvaluationJob(Path(folder), location, tables, weights, slice_by or (), device=device)
     with show.notes.status("reading the data"):
         _ = job.source  # raises an error if there is none, before the model is loaded
     with Shown(show.notes, "evaluating") as progress:
         progress("loading", 0, 0)
         card = engine.evaluate(job, progress)
         changed = job.data_changed
+        curve = steering_of(job.recommender, job.split, progress) if steering else []
     show.warn(*job.source.warnings)
     if changed:
         show.warn(
@@ -241,7 +278,10 @@ def evaluate(
     if as_json:
         choice = job.recommender.choice
         inside = {} if choice is None else {"choice": choice.to_json()}
-        show.print_json({"model": folder, "data_changed": changed, **inside, **card.to_json()})
+        costs = {"steering": [point.to_json() for point in curve]} if steering else {}
+        if (recency := job.recommender.recency) is not None:
+            inside["recency"] = recency.to_json()
+        show.print_json({"model": folder, "data_changed": changed, **inside, **card.to_json(), **costs})
         return
     show.say(f"{show.described(job.split.dataset)}; protocol {job.split.protocol}")
     if job.split.protocol == "none" and job.recommender.metrics.get("final"):
@@ -250,11 +290,15 @@ def evaluate(
             f"{show.plain(Path(folder) / 'README.md')} has the figures from before the final training."
         )
         return
-    show.out.print(show.evaluations(card.rows))
+    show.out.print(show.evaluations(card.rows), *measures.answer_lists(card.rows))
+    if slices or slice_by:
+        show.out.print(*measures.slices(card.slices))
     for line in job.recommender.choice_in_words():
         show.say(show.plain(line))
     if card.rule is not None:
         show.say(show.plain(card.rule))
+    if curve:
+        show.out.print(show.steering(curve))
     for text in card.findings:
         show.say(f"[yellow]note:[/] {show.plain(text)}")
     show.caveats(job.split.dataset)
@@ -314,12 +358,20 @@ def _check_output(output: Path, checkpoints: Path, resume: bool, overwrite: bool
 def _announce(split: Split, model: str, final: bool) -> None:
     import numpy as np
 
+    from bundlemage.data.splits import held_out_in_words
+
     learned, known = split.train.user_bundle.nnz, split.dataset.user_bundle.nnz
     show.note(show.described(split.dataset))
+    rest = held_out_in_words(split) if learned < known else "none is held out"
     show.note(
-        f"protocol {split.protocol}: learning from {learned:,} of {known:,} user-bundle pairs, "
-        f"{'the rest is held out' if learned < known else 'none is held out'}; model {model}"
+        f"protocol {split.protocol}: learning from {learned:,} of {known:,} user-bundle pairs, {rest}; "
+        f"model {model}"
     )
+    if split.moments is not None and split.dataset.item_events.at is None:
+        show.warn(
+            "user_item has no times, so histories may have items that were taken after the test began: add a "
+            "column 'at' to it"
+        )
     show.leakage(split.leakage, split.histories)
     tested, users = len(split.test or ()), len(split.dataset.users)
     if 0 < tested < FEW_TESTED * users:
@@ -366,6 +418,7 @@ def tune(
     protocol: str | None = None,
     split_seed: int | None = None,
     histories: str | None = None,
+    order: str | None = None,
     table: Tables = None,
     events: Events = None,
     resume: bool = False,
@@ -390,6 +443,7 @@ def tune(
         --protocol: As for 'train', except none.
         --split-seed: The seed of the split, if it is random.
         --histories: As for 'train'.
+        --order: As for 'train'.
         --workers, --jobs N: Number of trials at a time, each in its own process. The default is one on this
             machine. On Ray it is one for each GPU, or one for each processor if there is no GPU. With more
             than one, the next trial depends on which trial ends first, so two searches may differ.
@@ -409,7 +463,8 @@ def tune(
         seed=fixed.pop("seed", start.pop("seed", 0)),
         start={name: value for name, value in start.items() if name not in fixed},
         plan=chosen.changed(
-            {}, only_given({"protocol": protocol, "seed": split_seed, "histories": histories})
+            {},
+            only_given({"protocol": protocol, "seed": split_seed, "histories": histories, "order": order}),
         ).plan(),
         location=location,
         output=output,

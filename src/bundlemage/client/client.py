@@ -57,6 +57,9 @@ _NAMES: Final = {
     "bundle": "bundle_id",
     "at": "at",
     "request_id": "request_id",
+    "event": "event",
+    "weight": "weight",
+    "rejected": "rejected",
 }
 """The fields of an interaction, and their names in the API. Dicts may use either."""
 _LISTS: Final = {"items", "bundles", "exclude", "among", "tags", "users"}
@@ -64,7 +67,7 @@ _LISTS: Final = {"items", "bundles", "exclude", "among", "tags", "users"}
 
 @dataclass(frozen=True)
 class Interaction:
-    """A user took an item or a bundle."""
+    """A user took an item or a bundle, only looked at it, or rejected it."""
 
     user: Id
     item: Id | None = None
@@ -73,6 +76,12 @@ class Interaction:
     """The time, with a time zone; None: now."""
     request_id: str | None = None
     """The `request_id` of the answer that recommended the item or bundle."""
+    event: str | None = None
+    """The type of event, such as `view`, if the model was trained with types. None: a purchase."""
+    weight: float | None = None
+    """Instead of a type: the strength. 1 or more is a purchase, and less is not."""
+    rejected: bool | None = None
+    """Instead of a type: whether the user returned or dislikes it."""
 
 
 class Client:
@@ -119,14 +128,19 @@ class Client:
         where: Conditions = None,
         owned: OwnedRule | None = None,
         stock: StockRule | None = None,
+        diversity: float | None = None,
+        match_popularity: float | None = None,
         details: bool = False,
     ) -> BundlesFor:
         """Return the `k` bundles that fit a user best. With `details` each bundle lists its items.
 
         `owned` (hide, demote or show) says what happens to what the user owns, and `stock` (hide, last or
-        show) what happens to what is sold out. None: as the shop has set it.
+        show) what happens to what is sold out. `diversity` (0 to 1) varies the list, and `match_popularity`
+        (0 to 1) makes its mix of best sellers and others follow that of the user's own bundles. None: as the
+        shop has set it.
         """
-        rules = {"owned": owned, "stock": stock}
+        steering = {"diversity": diversity, "match_popularity": match_popularity}
+        rules = {"owned": owned, "stock": stock, **{name: w for name, w in steering.items() if w is not None}}
         body = {**_user(user), **_where(where), **rules, "k": k, "details": details}
         return self._post(BundlesFor, "/v1/recommend", body)
 
@@ -296,15 +310,20 @@ class Client:
         bundle: Id | None = None,
         at: datetime | None = None,
         request_id: str | None = None,
+        event: str | None = None,
+        weight: float | None = None,
+        rejected: bool | None = None,
         idempotency_key: str | None = None,
     ) -> Written:
         """Record that a user took an item or a bundle. It is stored on disk, and the next answer uses it.
 
+        It is a purchase unless `event` (a type such as `view` that the model was trained with), `weight`
+        (below 1: no purchase) or `rejected` (the user returned or dislikes it) says something else.
         `request_id` is the id of the answer that recommended it. Calls with the same `idempotency_key`, such
         as an order number, are recorded only once. Without a key, each call gets a new one, which its
         retries share.
         """
-        interaction = Interaction(user, item, bundle, at, request_id)
+        interaction = Interaction(user, item, bundle, at, request_id, event, weight, rejected)
         return self.record_many([interaction], idempotency_key=idempotency_key)
 
     def record_many(
@@ -331,7 +350,7 @@ class Client:
         return self._post(Written, "/v1/interactions", body, headers={"Idempotency-Key": key})
 
     def user(self, user: Id) -> UserOut:
-        """Return the items and bundles that a user has."""
+        """Return the items and bundles that a user bought, looked at or rejected."""
         return self._ask(UserOut, "GET", _path("users", user))
 
     def users(self, search: str = "", *, limit: int = 50, after: str = "") -> UserPage:
@@ -364,13 +383,13 @@ class Client:
         return self._ask(ItemPage, "GET", "/v1/items", query=query)
 
     def put_item(self, item: Id, **fields: Any) -> ItemOut:
-        """Add an item with `title`, `price`, `tags`, `stock`, `cost` and `image_url`, or replace all its
-        fields. Each field may be left out. A withdrawn item is on sale again."""
+        """Add an item with `title`, `description`, `price`, `tags`, `stock`, `cost`, `image_url` and
+        `vector`, or replace all its fields. Each field may be left out. A withdrawn item is on sale again."""
         return self._ask(ItemOut, "PUT", _path("items", item), body=fields)
 
     def change_item(self, item: Id, **changes: Any) -> ItemOut:
-        """Change some of `title`, `price`, `tags`, `stock`, `cost` and `image_url`. The other fields stay as
-        they are."""
+        """Change some of `title`, `price`, `tags`, `stock`, `cost`, `image_url`, `description` and `vector`.
+        The other fields stay as they are."""
         return self._ask(ItemOut, "PATCH", _path("items", item), body=changes)
 
     def withdraw_item(self, item: Id) -> None:
@@ -532,11 +551,23 @@ def _value(name: str, value: Any) -> Any:
         )
     if name in _IDS:
         return _id(name, value)
+    if name == "vector":
+        return _numbers(name, value)
     if name not in _LISTS or isinstance(value, Mapping):
         return value
     if isinstance(value, str) or not isinstance(value, Iterable):  # a text would become a list of letters
         raise ConfigError(f"{name} is a list: write [{value!r}]")
     return [_id(f"an entry of {name}", entry) for entry in value]
+
+
+def _numbers(name: str, values: Any) -> list[float]:
+    """A list of numbers, also from an array of NumPy."""
+    try:
+        if not isinstance(values, str):
+            return [float(number) for number in values]
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"{name} is a list of numbers; found {values!r:.200}")
 
 
 def _id(name: str, value: Any, expected: str = "text or a whole number") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from bundlemage.core.ranking import Ranker, Ranking, top
 from bundlemage.core.shop import Candidates, Shop
 from bundlemage.models.base import Completer, Embedder, Histories, Matcher, Model, require
 from bundlemage.models.ragged import Ragged
-from bundlemage.wire.shop import ShopSettings
+from bundlemage.wire.shop import OwnedRule, ShopSettings
 
 ROWS_AT_A_TIME = 1024
 """The maximum number of questions in one pass of the model."""
@@ -45,6 +46,18 @@ class Batch:
         owned = self.owned.rows(index)
         return Batch(self.histories.rows(index), self.contents, owned, self.goods, partial)
 
+    @cached_property
+    def barred(self) -> Ragged | None:
+        """The bundles that each user must not see, because of what the user rejected; None if there are
+        none."""
+        return self.goods.barred(self.histories)
+
+    def left_out(self, owned: OwnedRule) -> list[Ragged]:
+        """The bundles that no answer may have: those that each user rejected, and under a rule other than
+        `show` those that the user bought."""
+        bought = [] if owned == "show" else [self.histories.bundles.strong]
+        return bought if self.barred is None else [*bought, self.barred]
+
     @property
     def no_history(self) -> Tensor:
         """True for each user who has neither items nor bundles."""  # [rows] bool
@@ -66,13 +79,7 @@ def slices(histories: Histories, rows: int) -> Iterator[Histories]:
     """Yields the histories in parts of `rows` rows. Only the offsets are copied."""
     for start in range(0, len(histories), rows):
         end = min(start + rows, len(histories))
-        users = None if histories.users is None else histories.users[start:end]
-        yield Histories(_rows(histories.items, start, end), _rows(histories.bundles, start, end), users)
-
-
-def _rows(ragged: Ragged, start: int, end: int) -> Ragged:
-    first, last = int(ragged.offsets[start]), int(ragged.offsets[end])
-    return Ragged(ragged.values[first:last], ragged.offsets[start : end + 1] - first)
+        yield histories.between(start, end)
 
 
 def batch_of(
@@ -91,19 +98,21 @@ def exact_ranking(model: Model, batch: Batch, ranker: Ranker, k: int, rules: Sho
     """Returns the k best candidates for each question. All candidates are scored. `rules` say what happens to
     what the users own."""
     histories, contents, partial = batch.histories, batch.contents, batch.partial
-    no_history, show = batch.no_history, rules.owned == "show"
+    no_history = batch.no_history
     if partial is None:
         matcher = require(model, Matcher)
         scores = matcher.bundle_scores(histories, contents)
         # Bundles after the candidates come from histories and have no id. They cannot be recommended.
         scores = scores[:, : len(ranker.shares)]
         demoted = batch.goods.demoted(batch.owned, rules.owned, rules.mostly_owned)
-        ranking = ranker.rank(scores, no_history, [] if show else [histories.bundles], k, demoted)
+        ranking = ranker.rank(scores, no_history, batch.left_out(rules.owned), k, demoted)
         return replace(ranking, popular=no_history | True) if matcher.ranks_by_sales else ranking
     scores = require(model, Completer).item_scores(histories, partial, contents).clone()
     # The probabilities are those of the next item, so items that are in the bundle have none.
     scores[partial.row_of_entry(), partial.values] = -torch.inf
-    hide = [partial] if show else [partial, batch.owned]
+    hide = [partial] if rules.owned == "show" else [partial, batch.owned]
+    if histories.rejected_items is not None:
+        hide.append(histories.rejected_items)
     return ranker.rank(scores, no_history & (partial.lengths == 0), hide, k)
 
 
@@ -123,4 +132,4 @@ def nearest(
         _, positions = top(places[None], min(k, len(order)), candidates.shares, candidates.ids)
         values = order[positions]
     counts = torch.isfinite(values).sum(1)
-    return Ranking(positions, values, counts, torch.zeros_like(counts, dtype=torch.bool))
+    return Ranking(positions, values, counts, torch.zeros_like(counts, dtype=torch.bool), values)

@@ -1,7 +1,8 @@
 """What users own, what is missing, and what they pay: one rule for every answer.
 
-A user owns an item if it was bought alone or inside a bundle. So a bundle may be owned in part or wholly
-before it is bought. `ShopSettings` say what happens to such a bundle, and to a bundle with a sold-out item.
+A user owns an item if it was bought alone or inside a bundle. What was only viewed, say, is not owned (see
+`Ragged.weak`). So a bundle may be owned in part or wholly before it is bought. `ShopSettings` say what
+happens to such a bundle, and to a bundle with a sold-out item.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Whole = npt.NDArray[np.int64]
 def owned_items(histories: Histories, contents: Ragged, items: int) -> Ragged:
     """Returns the items that each user owns, alone or in a bundle, in ascending order. `items` is the number
     of all items."""
-    alone, bundles = histories.items, histories.bundles
+    alone, bundles = histories.items.strong, histories.bundles.strong
     bundle, inside = _inside(contents, bundles.values)
     rows = np.concatenate([_row_of_entry(alone), _row_of_entry(bundles)[bundle]])
     values = np.concatenate([_array(alone.values), inside])
@@ -131,6 +132,20 @@ class Goods:
             shares[:] = 0
         device = self.contents.device
         return Demoted(*(torch.from_numpy(each).to(device) for each in (rows, bundles, shares)))
+
+    def barred(self, histories: Histories) -> Ragged | None:
+        """Returns the bundles that each user rejected, or that hold an item that the user rejected. They are
+        in no answer to this user. None: nobody rejected anything."""
+        pairs = []
+        if histories.rejected_bundles is not None:
+            gone = histories.rejected_bundles
+            pairs.append((_row_of_entry(gone), _array(gone.values)))
+        if histories.rejected_items is not None:
+            pairs.append(self.partly_owned(histories.rejected_items))
+        if not pairs:
+            return None
+        rows, bundles = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        return rows_of_pairs(rows, bundles, len(histories), len(self.contents), self.contents.device)
 
     def whole(self, owned: Ragged) -> Tensor:
         """True for each user and bundle if the user owns all items of the bundle."""  # [rows, bundles]

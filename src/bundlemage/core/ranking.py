@@ -33,9 +33,15 @@ class Ranking:
     """The number of answers in each row. The positions after them have no meaning."""
     popular: Tensor  # [rows] bool
     """True for users who get the candidates that sell most: they have no history, or the model ranks so."""
+    order: Tensor  # [rows, k]
+    """The numbers by which candidates rank: the model's scores, changed by rules, or shares of all sales."""
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    def rows(self, index: Tensor) -> Ranking:
+        """Returns the chosen rows."""
+        return Ranking(*(values[index] for values in vars(self).values()))
 
     def answers(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the row, the place in the row (0 is the best) and the position of each answer."""
@@ -101,12 +107,13 @@ class Ranker:
             few = [ragged.rows(short) for ragged in hide]
             lower = None if demoted is None else demoted.chosen(short, len(scores))
             order = self._ordered(scores[short], self._last, popular[short], few, lower)
-            values, last = top(order, k, self.shares, self.ids)
+            lowest, last = top(order, k, self.shares, self.ids)
             place = torch.arange(k, device=counts.device) - counts[short, None]  # among the last ones
-            after = last.gather(1, place.clamp(min=0))
-            positions[short] = torch.where(place < 0, positions[short], after)
-            counts[short] = (counts[short] + torch.isfinite(values).sum(1)).clamp(max=k)
-        return Ranking(positions, chances.gather(1, positions), counts, popular)
+            is_first, place = place < 0, place.clamp(min=0)
+            positions[short] = torch.where(is_first, positions[short], last.gather(1, place))
+            values[short] = torch.where(is_first, values[short], lowest.gather(1, place))
+            counts[short] = (counts[short] + torch.isfinite(lowest).sum(1)).clamp(max=k)
+        return Ranking(positions, chances.gather(1, positions), counts, popular, values)
 
     def _ordered(
         self,

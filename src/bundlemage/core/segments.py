@@ -84,7 +84,7 @@ class SegmentTest:
 
     def __call__(self, ids: Sequence[str], histories: Histories) -> Mask:
         """True for each user who is in the segment."""
-        segment, items, bundles = self.segment, histories.items, histories.bundles
+        segment, items, bundles = self.segment, histories.items.strong, histories.bundles.strong
         inside = torch.ones(len(histories), dtype=torch.bool, device=items.device)
         for rows, least, most in (
             (items, segment.least_items, segment.most_items),

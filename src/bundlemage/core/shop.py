@@ -15,6 +15,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from bundlemage.core.entries import Entries
 from bundlemage.core.filters import Facts, Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User
 from bundlemage.core.ownership import BundleLines, Floats, Goods, Whole, known, lines_of
@@ -123,8 +124,8 @@ class Trade:
         """Counts the sales in a dataset. All its items and bundles are on sale."""
         items, bundles = len(dataset.items), len(dataset.bundles)
         return cls(
-            np.bincount(dataset.user_item.indices, minlength=items),
-            np.bincount(dataset.user_bundle.indices, minlength=bundles),
+            np.bincount(dataset.bought_items.indices, minlength=items),
+            np.bincount(dataset.bought_bundles.indices, minlength=bundles),
             np.zeros(items, bool),
             np.zeros(bundles, bool),
         )
@@ -149,12 +150,14 @@ class Shop:
         trade: Trade | None = None,
         shelves: tuple[Shelf, Shelf] | None = None,
         interactions: Interactions | None = None,
+        half_life: float | None = None,
     ) -> None:
+        """`half_life` is that of the model (see `Interactions.of`)."""
         self.dataset = dataset
         self.device = device
         self.trade = trade or Trade.of(dataset)
         self.item_shelf, self.bundle_shelf = shelves or Shelf.of(dataset)
-        self.interactions = interactions or Interactions.of(dataset, device)
+        self.interactions = interactions or Interactions.of(dataset, device, half_life)
         # A bundle without items cannot be sold, and its score would mean nothing.
         filled = np.diff(dataset.bundle_item.indptr) > 0
         # These functions hold no reference to the shop: a cycle would keep its memory after it is replaced.
@@ -230,10 +233,7 @@ class Shop:
 
     def everyone(self) -> Histories:
         """Returns the histories of all users, in the order of their positions."""
-        data = self.interactions
-        return Histories(
-            data.user_item, data.user_bundle, torch.arange(len(data.user_item), device=self.device)
-        )
+        return self.interactions.everyone()
 
     def known(self, users: Iterable[Id]) -> Histories:
         """Returns the histories of users of the shop, given their ids."""
@@ -243,7 +243,7 @@ class Shop:
     def checked(self, histories: Histories) -> Histories:
         """Returns the same histories on the shop's device; raises `ConfigError` if they contain a position
         that the shop does not have."""
-        items, bundles, users = histories.items, histories.bundles, histories.users
+        items, bundles = histories.items, histories.bundles
         if len(items) != len(bundles):
             raise ConfigError(
                 f"histories have {len(items):,} rows of items and {len(bundles):,} rows of bundles: "
@@ -259,8 +259,7 @@ class Shop:
                     f"histories have {kind} at the positions {lowest} to {highest}: the shop has {size:,}, "
                     f"at the positions 0 to {size - 1}"
                 )
-        on_device = None if users is None else users.to(self.device)
-        return Histories(items.to(self.device), bundles.to(self.device), on_device)
+        return histories.to(self.device)
 
     # ── What users own, what is sold out, and prices ─────────────────────────────────────────────
 
@@ -430,23 +429,31 @@ class Shop:
             added.append(tuple(self.item_positions(bundle)))
             return known + len(added) - 1
 
-        items: list[list[int]] = []
-        bundles: list[list[int]] = []
-        positions: list[int] = []
+        data, dataset = self.interactions, self.dataset
+        items = Entries(data.user_item, data.rejected_items, dataset.item_events.tells_purchases)
+        bundles = Entries(data.user_bundle, data.rejected_bundles, dataset.bundle_events.tells_purchases)
+        rows: list[int] = []
         for user in users:
             if isinstance(user, History):
-                items.append(self.item_positions(user.items))
-                bundles.append(list(dict.fromkeys(map(position, list_of("bundles", user.bundles)))))
-                positions.append(-1)
+                named = list_of("items", user.items)
+                having = dataset.items.positions(map(str, named)).tolist()
+                rejected = self.item_positions(user.rejected_items)
+                items.add("item_weights", having, user.item_weights, rejected, in_order=True)
+                having = list(map(position, list_of("bundles", user.bundles)))
+                rejected = list(map(self.bundle_position, list_of("bundles", user.rejected_bundles)))
+                bundles.add("bundle_weights", having, user.bundle_weights, rejected)
+                rows.append(-1)
             else:
-                row = self.dataset.users.position(str(user))
-                items.append(row_of(self.dataset.user_item, row).tolist())
-                bundles.append(row_of(self.dataset.user_bundle, row).tolist())
-                positions.append(row)
+                row = dataset.users.position(str(user))
+                items.add_row(row, row_of(dataset.user_item, row).tolist())
+                bundles.add_row(row, row_of(dataset.user_bundle, row).tolist())
+                rows.append(row)
         histories = Histories(
-            Ragged.from_lists(items, self.device),
-            Ragged.from_lists(bundles, self.device),
-            torch.tensor(positions, dtype=torch.int64, device=self.device),
+            items.entries(self.device),
+            bundles.entries(self.device),
+            torch.tensor(rows, dtype=torch.int64, device=self.device),
+            items.rejected(self.device),
+            bundles.rejected(self.device),
         )
         sales = tuple(expected.get(name) for name in new) if expected else ()
         return histories, self._contents(tuple(added), sales)

@@ -402,6 +402,21 @@ class BundleDataset:
         }
         return replace(self, **matrices, **events)
 
+    @property
+    def weighted(self) -> bool:
+        """Whether some pairs are stronger than others."""
+        return self.item_events.weight is not None or self.bundle_events.weight is not None
+
+    @property
+    def bought_bundles(self) -> sparse.csr_matrix:
+        """`user_bundle` with only the purchases. It is the same matrix if there are no weaker events."""
+        return self.bundle_events.bought(self.user_bundle)
+
+    @property
+    def bought_items(self) -> sparse.csr_matrix:
+        """The same for `user_item`."""
+        return self.item_events.bought(self.user_item)
+
     def only_bundles(self, kept: Positions) -> BundleDataset:
         """Returns a data set with only the bundles at these positions, in this order."""
         bundles = Vocabulary(self.bundles.kind, [self.bundles[position] for position in kept.tolist()])

@@ -69,10 +69,39 @@ class Events:
         Weaker events, such as views, tell a user's taste, but the user owns nothing by them. If no pair
         reaches 1, the weights are no such scale, and all pairs are purchases.
         """
-        if self.weight is None:
+        if self.weight is None or not self.tells_purchases:
             return None
         strong = self.weight >= 1
-        return strong if strong.any() and not strong.all() else None
+        return None if strong.all() else strong
+
+    def bought(self, matrix: sparse.csr_matrix) -> sparse.csr_matrix:
+        """Returns the matrix that these facts describe with only the purchases."""
+        purchases = self.purchases
+        if purchases is None:
+            return matrix
+        ends = np.concatenate([[0], np.cumsum(purchases)])[matrix.indptr]
+        arrays = (matrix.data[purchases], matrix.indices[purchases], ends.astype(matrix.indptr.dtype))
+        kept = sparse.csr_matrix(arrays, shape=matrix.shape)
+        kept.has_canonical_format = True
+        for array in (kept.data, kept.indices, kept.indptr):
+            array.setflags(write=False)
+        return kept
+
+    @property
+    def tells_purchases(self) -> bool:
+        """Whether a weight below 1 means that a thing was not bought."""
+        return self.weight is None or not len(self.weight) or bool(self.weight.max() >= 1)
+
+    def strengths(self, half_life: float | None) -> Weights | None:
+        """Returns how much each pair counts; None: all count 1. With a half-life, the weights are those of
+        `recent`, all multiplied by one number, so that their mean is what it is without a half-life: the
+        sums in losses and in sales keep their size. Pairs without any time keep their weights.
+        """
+        if half_life is None or self.at is None:
+            return self.weight
+        recent = self.recent(half_life)
+        before = len(recent) if self.weight is None else self.weight.sum(dtype=np.float64)
+        return recent * np.float32(before / recent.sum(dtype=np.float64))
 
     def of(self, before: sparse.csr_matrix, after: sparse.csr_matrix) -> Events:
         """Returns the same facts in the order of another matrix of the same shape.
@@ -104,6 +133,14 @@ class Events:
             None if self.weight is None else self.weight[place],
             None if self.rejected is None else sparse.csr_matrix(self.rejected[:, kept]),
         )
+
+    def wider(self, columns: int) -> Events:
+        """Returns the same facts about a matrix with more columns, which are empty."""
+        if self.rejected is None:
+            return self
+        gone = self.rejected
+        arrays = (gone.data, gone.indices, gone.indptr)
+        return replace(self, rejected=sparse.csr_matrix(arrays, shape=(gone.shape[0], columns)))
 
     def recent(self, half_life: float, now: int | None = None) -> Weights:
         """Returns the weights times 0.5 ** (age / half_life). `half_life` is in days.

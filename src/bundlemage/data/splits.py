@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from bundlemage.data.chronology import ORDERS, Moments, in_words, microseconds, moments_of, ranks_in_user
 from bundlemage.data.dataset import (
     BundleDataset,
     Positions,
@@ -21,11 +22,11 @@ from bundlemage.data.dataset import (
     pairs_of,
     row_of,
 )
+from bundlemage.data.events import Mask
 from bundlemage.data.leakage import HISTORIES, Leakage, leakage, way_of, without, without_items_of
 from bundlemage.errors import ConfigError, Problem
 
 Random = np.random.Generator
-Mask = npt.NDArray[np.bool_]
 PAD = -1
 """Fills candidate rows that are shorter than the longest one."""
 
@@ -96,7 +97,7 @@ def _sha256(shapes: tuple[Any, ...], arrays: Iterable[npt.NDArray[np.integer]]) 
 
 COLD_PROTOCOLS = ("cold-bundles", "new-bundles", "new-bundles-known")
 """Protocols that treat some bundles as new: no user has them in training."""
-PROTOCOLS = ("auto", "paper", "some-users", "full", *COLD_PROTOCOLS, "none")
+PROTOCOLS = ("auto", "paper", "some-users", "full", "time", *COLD_PROTOCOLS, "none")
 """`auto` uses the split that the files define. If there is none, it is `paper`, or `some-users` if `paper`
 with the seed 0 would leave less than half of the user-bundle pairs for training."""
 
@@ -116,6 +117,17 @@ class SplitPlan:
     items, except those that are also in a bundle that the user has in training. `auto` does so if these items
     give away more held-out pairs than by chance, by more than 3% (see `Leakage.found`); otherwise it is
     `as given`."""
+    order: str = "auto"
+    """One of `ORDERS`: which of a user's bundles are held out. `time`: the last ones. `random`: any. `auto`:
+    the last ones if times are known. The protocol `time` always goes by time."""
+    test_share: float = 0.2
+    """For the protocol `time`: the share of the purchases that are tested, the newest ones."""
+    validation_share: float = 0.1
+    """For the protocol `time`: the share of the purchases that validate, just before the tested ones."""
+    test_from: str | None = None
+    """For the protocol `time`: the date from which purchases are tested, in place of a share."""
+    validate_from: str | None = None
+    """The same for validation."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "histories", way_of(self.histories))
@@ -125,10 +137,35 @@ class SplitPlan:
         if self.protocol not in PROTOCOLS:
             known = ", ".join(PROTOCOLS)
             raise ConfigError(f"unknown protocol {self.protocol!r}; the protocols are: {known}")
+        if self.order not in ORDERS:
+            raise ConfigError(f"order is {self.order!r}; it can be: {', '.join(ORDERS)}")
+        self._check_moments()
         for name, least in (("seed", 0), ("negatives", 1), ("positives", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"split setting {name!r} is {value}; it must be at least {least}")
+
+    def _check_moments(self) -> None:
+        for name in ("test_share", "validation_share"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(
+                    f"split setting {name!r} is {getattr(self, name)}; it must be between 0 and 1"
+                )
+        named = [name for name in ("test_from", "validate_from") if getattr(self, name) is not None]
+        if named and self.protocol != "time":
+            raise ConfigError(f"split setting {named[0]!r} is for the protocol 'time', not {self.protocol!r}")
+        first, second = (
+            None if text is None else microseconds(text) for text in (self.validate_from, self.test_from)
+        )
+        if first is not None and second is not None and first >= second:
+            raise ConfigError(
+                f"validation begins on {self.validate_from}, but it must begin before the test, "
+                f"which begins on {self.test_from}"
+            )
+
+    def last_first(self, dataset: BundleDataset) -> bool:
+        """Whether the last bundles of each user are held out, because their times are known."""
+        return self.order != "random" and dataset.bundle_events.at is not None
 
     def divide(self, dataset: BundleDataset, ready: Split | None = None) -> Split:
         """Returns a split of the data set; `ready` is the one that its files define, if any."""
@@ -138,9 +175,16 @@ class SplitPlan:
             return self.with_histories(ready)
         if self.protocol == "none":
             return Split(dataset, dataset, None, None, None, "none", self)
+        if dataset.bundle_events.at is None and "time" in (self.protocol, self.order):
+            raise ConfigError(
+                f"{'the protocol' if self.protocol == 'time' else 'the order'} 'time' needs the times of "
+                "purchases: add a column 'at' with dates or times to user_bundle, or leave the option out"
+            )
         divide = _full_ranking if self.protocol == "full" else _paper
         if self.protocol in COLD_PROTOCOLS:
             divide = _new_bundles
+        elif self.protocol == "time":
+            divide = _by_time
         elif self.protocol == "some-users" or (self.protocol == "auto" and _few_bundles(dataset)):
             divide = _some_users
         return self.with_histories(divide(dataset, self, np.random.default_rng(self.seed)))
@@ -158,14 +202,8 @@ class SplitPlan:
         is_part = any(part is train.user_item for part, _ in train.known_digests)
         if user_item.nnz == train.user_item.nnz and not is_part:
             return split
-        # This digest does not need the whole user_item. The fingerprint has that of the training pairs, too.
-        digests = dataset.digests()
-        digest = hashlib.sha256(f"without held-out {fingerprint(digests)}".encode()).hexdigest()
-        train = train.with_interactions(user_item=user_item)
-        events = {name: digest for name in digests if name.startswith("user_item_")}
-        # The first digest of a part counts: events may be the same object as before.
-        known = ((user_item, {"user_item": digest}), (train.item_events, events), *train.known_digests)
-        train = replace(train, known_digests=known)
+        # The fingerprint has the digest of the training pairs, too.
+        train = _with_items(train, user_item, dataset, "without held-out")
         return replace(split, train=train, histories="without held-out")
 
 
@@ -186,6 +224,8 @@ class Split:
     """Bundles that training knows only by their items, scored as if they had been added later."""
     histories: str = "as given"
     """How users' items are used: `as given` or `without held-out` (see `SplitPlan.histories`)."""
+    moments: Moments | None = None
+    """For the protocol `time`: when validation and test begin."""
 
     @cached_property
     def key(self) -> str:
@@ -197,6 +237,13 @@ class Split:
         return hashlib.sha256(json.dumps([self.train.fingerprint(), *cases, *new]).encode()).hexdigest()
 
     @property
+    def goes_by_time(self) -> bool:
+        """Whether the cases are the last purchases, of all users or of each user."""
+        if self.moments is not None:
+            return True
+        return self.protocol in ("paper", "some-users", "full") and self.plan.last_first(self.dataset)
+
+    @property
     def held_out(self) -> sparse.csr_matrix:
         """The user-bundle pairs that are not in the training data, [users, bundles]."""
         return without(self.dataset.user_bundle, self.train.user_bundle)
@@ -205,6 +252,17 @@ class Split:
     def leakage(self) -> Leakage:
         """How many held-out pairs the users' items give away, with the histories as given."""
         return leakage(self.held_out, self.dataset)
+
+
+def held_out_in_words(split: Split) -> str:
+    """Returns how the held-out pairs were chosen, as a part of a sentence."""
+    if split.moments is not None:
+        begin, end = map(in_words, (split.moments.validate_from, split.moments.test_from))
+        return f"all but what came from {begin} on; purchases until {end} validate, and later ones are tested"
+    if not split.goes_by_time:
+        return "the rest is held out"
+    whose = "some users" if split.protocol == "some-users" else "each user"
+    return f"the last ones of {whose} are held out"
 
 
 @dataclass(frozen=True)
@@ -225,9 +283,14 @@ def _paper(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
     bundle of each user is for validation and one for test, ranked among bundles the user does not have."""
     users, _ = pairs_of(dataset.user_bundle)
     held_out, rest, generation = _held_out_bundles(dataset, plan, random)
-    order = _rank_in_user(users, rest, random)
-    # As in the published split, the first bundle of a user goes to validation, the second to test.
-    parts = rest & (order == 0), rest & (order == 1)
+    counted = rest & _purchases(dataset)
+    order = _rank_in_user(dataset, plan, counted, random)
+    # As in the published split, the only bundle of a user goes to validation, and a second one to test.
+    first, second = counted & (order == 0), counted & (order == 1)
+    if plan.last_first(dataset):  # the last bundle is tested, and the one before validates
+        last = first & (np.bincount(users[counted], minlength=len(dataset.users)) > 1)[users]
+        first, second = (first & ~last) | second, last
+    parts = first, second
     return _leave_out(dataset, plan, random, held_out, rest, parts, generation, "paper")
 
 
@@ -236,13 +299,14 @@ def _some_users(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Spli
     test. In a shop where most users have one or two bundles, `paper` would leave hardly any for training."""
     users, _ = pairs_of(dataset.user_bundle)
     held_out, rest, generation = _held_out_bundles(dataset, plan, random)
-    counts = np.bincount(users[rest], minlength=len(dataset.users))
+    counted = rest & _purchases(dataset)
+    counts = np.bincount(users[counted], minlength=len(dataset.users))
     eligible = np.flatnonzero(counts > 1)  # they still have a bundle when one is held out
     if len(eligible) < FEWEST_USERS:
         eligible = np.flatnonzero(counts > 0)
-    most = min(round(rest.sum() * SHARE_OF_SOME), len(eligible) // 2)
+    most = min(round(counted.sum() * SHARE_OF_SOME), len(eligible) // 2)
     drawn = random.permutation(eligible)
-    first = rest & (_rank_in_user(users, rest, random) == 0)
+    first = counted & (_rank_in_user(dataset, plan, counted, random) == 0)
     chosen = (_mask(len(dataset.users), drawn[start : start + most]) for start in (0, most))
     parts = [first & mask[users] for mask in chosen]
     return _leave_out(dataset, plan, random, held_out, rest, (parts[0], parts[1]), generation, "some-users")
@@ -257,7 +321,7 @@ FEWEST_USERS = 100
 def _few_bundles(dataset: BundleDataset) -> bool:
     """Whether `paper` would leave less than half of the user-bundle pairs. The seed is fixed, so that splits
     with different seeds have the same protocol."""
-    users, bundles = pairs_of(dataset.user_bundle)
+    users, bundles = pairs_of(dataset.bought_bundles)
     rest = ~_tenth(dataset, np.random.default_rng(0))[bundles]
     counts = np.bincount(users[rest], minlength=len(dataset.users))
     return bool(np.maximum(counts - 2, 0).sum() * 2 < len(users))
@@ -265,7 +329,7 @@ def _few_bundles(dataset: BundleDataset) -> bool:
 
 def _tenth(dataset: BundleDataset, random: Random) -> Mask:
     """Draws the bundles that are held out for generation: 10% of those with items and buyers."""
-    sold = np.bincount(dataset.user_bundle.indices, minlength=len(dataset.bundles)) > 0
+    sold = np.bincount(dataset.bought_bundles.indices, minlength=len(dataset.bundles)) > 0
     usable = np.flatnonzero(sold & (np.diff(dataset.bundle_item.indptr) > 0))
     return _mask(len(sold), random.permutation(usable)[: round(len(usable) * 0.1)])
 
@@ -280,8 +344,8 @@ def _held_out_bundles(
     rest = ~held_out[bundles]
     if not held_out.any():
         return held_out, rest, None
-    rows = np.cumsum(held_out) - 1
-    cases = _completions(dataset, held_out, users[~rest], rows[bundles[~rest]], plan, random)
+    rows, asked = np.cumsum(held_out) - 1, ~rest & _purchases(dataset)
+    cases = _completions(dataset, held_out, users[asked], rows[bundles[asked]], plan, random)
     return held_out, rest, cases
 
 
@@ -306,11 +370,12 @@ def _leave_out(
 
 
 def _full_ranking(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
-    """70% / 10% / 20% of each user's bundles for training, validation and test. The candidates are all
-    bundles that the user does not have in training."""
+    """70% / 10% / 20% of each user's bundles for training, validation and test, the newest for test. The
+    candidates are all bundles that the user does not have in training."""
     users, _ = pairs_of(dataset.user_bundle)
-    order = _rank_in_user(users, np.ones(len(users), bool), random)
-    count = np.bincount(users, minlength=len(dataset.users))[users]
+    counted = _purchases(dataset)
+    order = np.where(counted, _rank_in_user(dataset, plan, counted, random), len(users))
+    count = np.bincount(users[counted], minlength=len(dataset.users))[users]
     to_test = np.maximum((count * 0.2).round(), count > 2)  # users with three bundles are tested on one
     to_validate = np.maximum((count * 0.1).round(), count > 2)
     test, tune = order < to_test, (order >= to_test) & (order < to_test + to_validate)
@@ -332,17 +397,78 @@ def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Spl
     draw = random.permutation(len(dataset.bundles))
     tenth = max(1, len(draw) // 10)
     is_test, is_validation = (_mask(len(draw), draw[start : start + tenth]) for start in (0, tenth))
+    bought = _purchases(dataset)
     known = ~(is_test | is_validation)[bundles]
-    validation = _all_bundles(dataset, is_validation[bundles], np.flatnonzero(is_validation))
+    validation = _all_bundles(dataset, bought & is_validation[bundles], np.flatnonzero(is_validation))
     if plan.protocol == "cold-bundles":
-        test = _all_bundles(dataset, is_test[bundles], np.flatnonzero(is_test))
+        test = _all_bundles(dataset, bought & is_test[bundles], np.flatnonzero(is_test))
         return Split(dataset, _training_part(dataset, known), validation, test, None, plan.protocol, plan)
-    count = np.bincount(users[known], minlength=len(dataset.users))[users]
-    held_out = known & (count > 2) & (_rank_in_user(users, known, random) == 0)
+    counted = known & bought
+    count = np.bincount(users[counted], minlength=len(dataset.users))[users]
+    held_out = counted & (count > 2) & (_rank_in_user(dataset, plan, counted, random) == 0)
     train = _training_part(dataset, known & ~held_out)
-    test = _all_bundles(dataset, held_out if plan.protocol == "new-bundles-known" else is_test[bundles])
+    test = _all_bundles(
+        dataset, held_out if plan.protocol == "new-bundles-known" else bought & is_test[bundles]
+    )
     new = np.flatnonzero(is_test | is_validation).astype(np.int32)
     return Split(dataset, train, validation, test, None, plan.protocol, plan, new)
+
+
+ENOUGH_NEW = 20
+"""The protocol `time` completes the bundles that are first sold in the test, if there are this many."""
+
+
+def _by_time(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
+    """What came before a moment is learned, the next stretch validates, and the last one is tested, with the
+    same moments for all users. Nothing after the first moment is learned: no bundles, no items, no weaker
+    events. So the histories of all cases end there. The candidates are all bundles that the user does not
+    have by then. Bundles that nobody had by then are scored as if they had been added later."""
+    at, bought = dataset.bundle_events.at, _purchases(dataset)
+    assert at is not None
+    moments = moments_of(
+        at[bought], plan.test_share, plan.validation_share, plan.test_from, plan.validate_from
+    )
+    tested = bought & moments.test(at)
+    train = _training_part(dataset, moments.training(at))
+    if dataset.item_events.at is not None:
+        earlier = moments.training(dataset.item_events.at)
+        users, items = (positions[earlier] for positions in pairs_of(dataset.user_item))
+        user_item = binary_matrix(users, items, dataset.user_item.shape)
+        train = _with_items(train, user_item, dataset, f"before {moments}")
+    validation, test = (_all_bundles(dataset, part) for part in (bought & moments.validation(at), tested))
+    unsold = np.flatnonzero(np.bincount(train.user_bundle.indices, minlength=len(dataset.bundles)) == 0)
+    new = unsold.astype(np.int32) if len(unsold) else None
+    split = Split(dataset, train, validation, test, None, "time", plan, new, moments=moments)
+    split = plan.with_histories(split)
+    return replace(split, generation=_completions_by_time(split, tested, random))
+
+
+ENOUGH_NEW = 20
+"""The protocol `time` completes the bundles that are first sold in the test, if there are this many."""
+
+
+def _completions_by_time(split: Split, tested: Mask, random: Random) -> GenerationCases | None:
+    """Cases of generation with bundles that are first sold in the test, or with a tenth of the sold bundles
+    if there are too few. Matching knows the contents, as of a bundle that a shop has just created, but
+    generation does not learn them. `tested` marks the user-bundle pairs of the test."""
+    dataset, train = split.dataset, split.train
+    users, bundles = pairs_of(dataset.user_bundle)
+    earlier, sold = (
+        np.bincount(bundles[which], minlength=len(dataset.bundles)) > 0 for which in (~tested, tested)
+    )
+    filled = np.diff(dataset.bundle_item.indptr) > 1
+    first_sold = filled & sold & ~earlier
+    if first_sold.sum() < ENOUGH_NEW:
+        usable = np.flatnonzero(filled & (np.bincount(train.user_bundle.indices, minlength=len(filled)) > 0))
+        drawn = random.permutation(usable)[: round(len(usable) * 0.1)]
+        if not len(drawn):
+            return None
+        held_out = _mask(len(filled), drawn)
+        return _training_completions(train, held_out, USERS_PER_BUNDLE, split.plan, split.histories, random)
+    asked = tested & first_sold[bundles]
+    rows = np.cumsum(first_sold) - 1
+    cases = _completions(dataset, first_sold, users[asked], rows[bundles[asked]], split.plan, random)
+    return replace(cases, known_as=np.flatnonzero(first_sold).astype(np.int32))
 
 
 VALIDATION_SHARE, MOST_HELD_OUT, USERS_PER_BUNDLE = 0.05, 300, 4
@@ -393,7 +519,7 @@ def _training_completions(
     random: Random,
 ) -> GenerationCases:
     chosen = np.flatnonzero(held_out).astype(np.int32)
-    buyers = sparse.csc_matrix(train.user_bundle)
+    buyers = sparse.csc_matrix(train.bought_bundles)
     drawn = [_draw(row_of(buyers, bundle), users_per_bundle, random) for bundle in chosen.tolist()]
     users = [row if len(row) else np.array([len(train.users)]) for row in drawn]
     rows = np.repeat(np.arange(len(users)), [len(row) for row in users])
@@ -405,9 +531,9 @@ def _training_completions(
 
 def _only_here(train: BundleDataset, users: Positions, bundles: Positions) -> sparse.csr_matrix:
     """The items of each bundle that are in no other bundle of the user, [pairs, items]."""
-    rows = []
+    rows, bought = [], train.bought_bundles
     for user, bundle in zip(users.tolist(), bundles.tolist(), strict=True):
-        owned = row_of(train.user_bundle, user) if user < len(train.users) else np.empty(0, np.int32)
+        owned = row_of(bought, user) if user < len(train.users) else np.empty(0, np.int32)
         others = np.unique(train.bundle_item[owned[owned != bundle]].indices)
         rows.append(np.setdiff1d(row_of(train.bundle_item, bundle), others))
     lengths = [len(row) for row in rows]
@@ -421,14 +547,34 @@ def _mask(size: int, chosen: npt.NDArray[np.integer]) -> Mask:
     return mask
 
 
-def _rank_in_user(users: Positions, counted: Mask, random: Random) -> Positions:
-    """A random rank of each pair among the pairs of its user. Pairs outside the mask `counted` rank last."""
-    key = np.where(counted, random.random(len(users)), 2.0)
-    order = np.lexsort((key, users))
-    starts = np.searchsorted(users, users)  # users are in order
-    rank = np.empty(len(users), np.int32)
-    rank[order] = np.arange(len(users)) - starts[order]
-    return rank
+def _rank_in_user(dataset: BundleDataset, plan: SplitPlan, counted: Mask, random: Random) -> Positions:
+    """The rank of each user-bundle pair among the pairs of its user: the newest first, or a random order.
+    Pairs outside the mask `counted` rank last."""
+    at = dataset.bundle_events.at if plan.last_first(dataset) else None
+    return ranks_in_user(pairs_of(dataset.user_bundle)[0], counted, at, random)
+
+
+def _purchases(dataset: BundleDataset) -> Mask:
+    """Marks the user-bundle pairs that can be cases. The others are weaker events, such as views."""
+    bought = dataset.bundle_events.purchases
+    return np.ones(dataset.user_bundle.nnz, bool) if bought is None else bought
+
+
+def _with_items(
+    train: BundleDataset, user_item: sparse.csr_matrix, dataset: BundleDataset, how: str
+) -> BundleDataset:
+    """Returns training data with fewer pairs of `user_item`.
+
+    A process may have only a part of these pairs, and all processes must find the same fingerprint. So the
+    digest is that of the whole `dataset`, and of the text that says how pairs were chosen from it.
+    """
+    after = train.with_interactions(user_item=user_item)
+    digests = dataset.digests()
+    digest = hashlib.sha256(f"{how} {fingerprint(digests)}".encode()).hexdigest()
+    events = {name: digest for name in digests if name.startswith("user_item_")}
+    # The first digest of a part counts: events may be the same object as before.
+    known = ((user_item, {"user_item": digest}), (after.item_events, events), *train.known_digests)
+    return replace(after, known_digests=known)
 
 
 def _training_part(dataset: BundleDataset, pairs: Mask, known: Mask | None = None) -> BundleDataset:
@@ -452,12 +598,12 @@ def leave_one_out(
 ) -> MatchingCases:
     """Returns a case for each user-bundle pair. The candidates are this bundle and `negatives` other ones.
 
-    The other bundles are drawn from those that the user does not have. Bundles in the mask `held_out` are
+    The other bundles are drawn from those that the user did not buy. Bundles in the mask `held_out` are
     not drawn.
     """
-    allowed = np.flatnonzero(~held_out)
+    allowed, bought = np.flatnonzero(~held_out), dataset.bought_bundles
     drawn = [
-        _draw(np.setdiff1d(allowed, row_of(dataset.user_bundle, user), assume_unique=True), negatives, random)
+        _draw(np.setdiff1d(allowed, row_of(bought, user), assume_unique=True), negatives, random)
         for user in users
     ]
     candidates = padded([np.concatenate([[bundle], row]) for bundle, row in zip(bundles, drawn, strict=True)])

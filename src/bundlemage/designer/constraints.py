@@ -151,11 +151,18 @@ class Rules:
 
     A rule either excludes items (`bans`), or limits a sum over a bundle's items (`size` and `sums`), or
     limits how many items have a tag (`groups`). The searches know only these three kinds, so a new condition
-    of one of the kinds is added only in this class. `gone` are the withdrawn items, `owned` the user's items.
+    of one of the kinds is added only in this class. `gone` are the withdrawn items, `owned` the user's items,
+    and `rejected` those that the user returned or dislikes.
     """
 
     def __init__(
-        self, request: DesignRequest, settings: ShopSettings, shelf: Shelf, gone: Mask, owned: Integers
+        self,
+        request: DesignRequest,
+        settings: ShopSettings,
+        shelf: Shelf,
+        gone: Mask,
+        owned: Integers,
+        rejected: Integers | None = None,
     ) -> None:
         self.request, self.settings, self.items = request, settings, len(shelf.ids)
         self.rules: list[Rule] = []
@@ -178,6 +185,8 @@ class Rules:
             )
         self.sold = ~gone
         self.sold[list(self.start)] = False  # they are in the bundle already
+        if rejected is not None:
+            self.sold[rejected] = False
         limits = (request.size.least, request.size.most)
         self.size = self._sum("size", np.ones(self.items, np.int64), limits, Number("{} {{}} items"))
         if "size" not in request.model_fields_set:

@@ -77,7 +77,11 @@ def design(
     deadline = Deadline(request.time_limit, tick)
     has = owned.values.cpu().numpy() if len(histories) == 1 else np.zeros(0, np.int64)
     has = has[has < len(shop.dataset.items)]  # items that are newer than the model are never added
-    rules = Rules(request, settings, shop.item_shelf, shop.trade.items_gone, has)
+    rejected: Integers | None = None
+    if histories.rejected_items is not None and len(histories) == 1:
+        rejected = histories.rejected_items.values.cpu().numpy()
+        rejected = rejected[rejected < len(shop.dataset.items)]
+    rules = Rules(request, settings, shop.item_shelf, shop.trade.items_gone, has, rejected)
     objective = Objective(model, histories, contents, owned, shop, rules, tick, own_costs=own_costs)
     search = _Search(objective, rules, deadline, found)
     worths = search.bundles()

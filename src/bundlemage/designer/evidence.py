@@ -74,7 +74,13 @@ class Facts:
         """`history` is the user's. `contents` has the items of each bundle, also of bundles that only the
         history has."""
         self.shop, self.contents = shop, contents
-        self.owned, self._bundles = shop.items_of(user), set(history.bundles.values.tolist())
+        self.owned, self._bundles = shop.items_of(user), set(history.bundles.strong.values.tolist())
+        self._seen: set[tuple[Kind, int]] = set()
+        """What the user only looked at, say, and did not buy."""
+        kinds: tuple[tuple[Kind, Ragged], ...] = (("item", history.items), ("bundle", history.bundles))
+        for kind, rows in kinds:
+            if rows.weak is not None:
+                self._seen |= {(kind, place) for place in rows.values[rows.weak].tolist()}
         self._tags = cache(lambda item: shop.facts_of_item(item).tags)
 
     def evidence(self, answer: Explained, effects: Iterable[Effect]) -> tuple[Evidence, ...]:
@@ -100,7 +106,8 @@ class Facts:
         if not found and (is_personal or answer.fit > 0) and sales[answer.place] > sales.mean():
             found = [self._popular(answer)]
         if not found and is_personal:
-            found = [Evidence(code="whole_history")]
+            bought = self.owned or self._bundles or not self._seen
+            found = [Evidence(code="whole_history" if bought else "seen_history")]
         return tuple(found[:MOST]) or (Evidence(code="nothing"),)
 
     def _has(self, answer: Explained) -> bool:
@@ -136,9 +143,13 @@ class Facts:
         return {tag for tag, count in counts.items() if count >= IN_LARGE_PART * len(items)}
 
     def _fact(self, answer: Explained, effect: Effect) -> Evidence:
-        shelf = self._shelf(effect)
+        shelf, is_seen = self._shelf(effect), (effect.kind, effect.place) in self._seen
         if effect.place >= len(shelf.ids):  # a bundle that only the history has
-            return Evidence(code="has_bundle", count=len(self._inside(effect.place)))
+            code: Code = "seen_bundle" if is_seen else "has_bundle"
+            return Evidence(code=code, count=len(self._inside(effect.place)))
+        if is_seen:
+            code = "seen_bundle" if effect.kind == "bundle" else "seen_item"
+            return Evidence(code=code, id=shelf.ids[effect.place], title=shelf.title(effect.place))
         if effect.kind == "item" and answer.kind == "bundle" and effect.place in self._inside(answer.place):
             part = self._owns_part(answer)
             if part is not None:

@@ -22,7 +22,7 @@ LONGEST_TITLE = 70
 _QUOTES = {'"': '"', "'": "'", "“": "”", "„": "“", "«": "»", "‘": "’"}
 _PREFIX = re.compile(r"[\w-]+:(?=\S*[^\W\d])")
 """The kind of a tag, as in `brand:Acme`. `Star Wars: Rebels` and `size:40` have none to leave out."""
-_HAS = ("has_item", "has_bundle", "owns_part")
+_HAS, _SEEN = ("has_item", "has_bundle", "owns_part"), ("seen_item", "seen_bundle")
 
 
 class Sentences:
@@ -66,7 +66,9 @@ class Sentences:
         """Whether one "you have" can stand before both. "A and B from this bundle" would say it of A, too."""
         if second.code == "owns_part" and second.id is not None:
             return False
-        return first.code == second.code or (first.code in _HAS and second.code in _HAS)
+        return first.code == second.code or any(
+            first.code in family and second.code in family for family in (_HAS, _SEEN)
+        )
 
     def _clause(self, evidence: Evidence, label: str | None = None) -> str:
         """Returns a clause without its conjunction. `label` names the items or bundles."""
@@ -79,6 +81,8 @@ class Sentences:
                 texts = you, _("the customer has bought everything in this bundle before")
             case "has_item" | "has_bundle" | "owns_part":
                 texts = _("you have %(what)s"), _("the customer has %(what)s")
+            case "seen_item" | "seen_bundle":
+                texts = _("you were interested in %(what)s"), _("the customer was interested in %(what)s")
             case "bundle_has":
                 texts = (_("the bundle already has %(what)s"),)
             case "has_this" if self.bought_again:
@@ -102,6 +106,9 @@ class Sentences:
                 texts = you, about
             case "whole_history":
                 texts = _("it suits what you already have"), _("it suits what the customer already has")
+            case "seen_history":
+                you = _("it suits what you were interested in")
+                texts = you, _("it suits what the customer was interested in")
             case _:  # popular
                 bought = ngettext(
                     "%(count)s customer has bought it", "%(count)s customers have bought it", count
@@ -124,7 +131,7 @@ class Sentences:
         elif evidence.id is None:
             name = ngettext("a bundle of %(count)s item", "a bundle of %(count)s items", count) % numbers
         else:
-            text = _("bundle %(id)s") if evidence.code == "has_bundle" else _("item %(id)s")
+            text = _("bundle %(id)s") if evidence.code in ("has_bundle", "seen_bundle") else _("item %(id)s")
             name = text % {"id": evidence.id}
         if evidence.code != "owns_part":
             return name

@@ -62,12 +62,22 @@ class Taking:
 
     @cached_property
     def _owned(self) -> Tensor:
-        """1 for each item that a user has. Items that are newer than the model are left out."""
-        owned = torch.zeros(len(self.histories), len(self.shop.dataset.items), device=self.contents.device)
-        rows, items = self.owned.row_of_entry(), self.owned.values
-        known = items < owned.shape[1]
-        owned[rows[known], items[known]] = 1
-        return owned.T.contiguous()  # [items, users]
+        """1 for each item that a user has."""  # [items, users]
+        return self._marked(self.owned)
+
+    @cached_property
+    def _rejected(self) -> Tensor | None:
+        """1 for each item that a user rejected; None if nobody rejected an item."""  # [items, users]
+        rejected = self.histories.rejected_items
+        return None if rejected is None else self._marked(rejected)
+
+    def _marked(self, rows: Ragged) -> Tensor:
+        """1 for each item of each user. Items that are newer than the model are left out."""
+        marked = torch.zeros(len(self.histories), len(self.shop.dataset.items), device=self.contents.device)
+        users, items = rows.row_of_entry(), rows.values
+        known = items < marked.shape[1]
+        marked[users[known], items[known]] = 1
+        return marked.T.contiguous()  # [items, users]
 
     def logs(self, bundles: Sequence[Items]) -> Floats:
         """Returns the log-probability of each bundle, given by the positions of its items."""  # [bundles]
@@ -108,6 +118,8 @@ class Taking:
                 barred = has > 0 if self._not_owned else has == bundles.lengths
                 # Not quite 0, so that a bundle which nobody may get still has a finite value.
                 logs = logs.masked_fill(barred, -100.0)
+            if self._rejected is not None:
+                logs = logs.masked_fill(bundles.sum_of(self._rejected).T > 0, -100.0)
             logs = logs.logsumexp(0, keepdim=True) - float(np.log(len(logs)))
         means: Floats = logs[0].double().cpu().numpy()
         return means
@@ -141,12 +153,15 @@ class Taking:
         those that are not recommended."""
         with torch.inference_mode():
             scores = self._scores[0] + self._candidates.hidden
-            demoted = self._demoted(self.shop.goods(self.contents))
+            goods = self.shop.goods(self.contents)
+            demoted, barred = self._demoted(goods), goods.barred(self.histories)
+            if barred is not None:
+                scores[barred.values[barred.values < len(scores)]] = -torch.inf
             if demoted is None:
                 return scores  # [bundles]
             known = demoted.bundles < len(scores)  # the others are only in the history
             scores[demoted.bundles[known]] += demoted.shares[known].log()
-            has = self.histories.bundles.values
+            has = self.histories.bundles.strong.values
             scores[has[has < len(scores)]] = -torch.inf
             return scores
 

@@ -24,6 +24,7 @@ from bundlemage.data.splits import Source, Split
 from bundlemage.engines.base import Workers
 from bundlemage.errors import ConfigError
 from bundlemage.evaluation import PerCase, case_metrics, cases_at_a_time
+from bundlemage.measures.slices import check_columns
 from bundlemage.models.base import Completer, Interactions, Matcher, can
 from bundlemage.progress import Progress
 from bundlemage.readers.load import is_sample, read
@@ -32,10 +33,10 @@ from bundlemage.scorecard import (
     Command,
     Competitor,
     Scorecard,
+    beyond_accuracy,
     commands,
     competitors,
     scorecard_of,
-    with_rule,
 )
 
 Task: TypeAlias = Literal["matching", "generation"]
@@ -83,6 +84,8 @@ class EvaluationJob(ModelJob):
     """For a database: the table or query for each part of the data, such as `user_item`."""
     events: Mapping[str, float] | None = None
     """The weights of types of events. None: those with which the model's data was read."""
+    slice_by: Sequence[str] = ()
+    """Columns of the catalogue that the test cases are divided by."""
 
     @cached_property
     def read_from(self) -> str:
@@ -127,7 +130,7 @@ class EvaluationJob(ModelJob):
 
     @cached_property
     def _interactions(self) -> Interactions:
-        return Interactions.of(self.split.train, self.recommender.shop.device)
+        return self.recommender.model.interactions(self.split.train, self.recommender.shop.device)
 
     def chunks(self, processes: int) -> list[Chunk]:
         """Returns all cases of all models, in chunks for this number of processes.
@@ -164,6 +167,7 @@ class EvaluationJob(ModelJob):
 def evaluate(job: EvaluationJob, workers: Workers, progress: Progress) -> Scorecard:
     """Returns the figures of the model and of closed forms. Workers compute the metrics of single cases.
     This process computes the means in the order of the cases: the number of workers does not matter."""
+    check_columns(job.split, job.slice_by)
     chunks = job.chunks(workers.count)
     by_model: list[dict[str, list[PerCase]]] = [{} for _ in job.models]
     done, total = 0, sum(len(chunk.cases) for chunk in chunks)
@@ -173,8 +177,8 @@ def evaluate(job: EvaluationJob, workers: Workers, progress: Progress) -> Scorec
         done += len(chunk.cases)
         progress("cases", done, total)
     measured = [{task: _joined(parts) for task, parts in tasks.items()} for tasks in by_model]
-    card = scorecard_of(job.models, measured, job.split, job.command)
-    return with_rule(card, job.recommender, job.split)
+    card = scorecard_of(job.models, measured, job.split, job.command, job.slice_by)
+    return beyond_accuracy(card, job.models, job.recommender, job.split)
 
 
 def _joined(parts: list[PerCase]) -> PerCase:

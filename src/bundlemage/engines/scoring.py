@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -59,6 +59,10 @@ class ScoringJob:
     """What happens to bundles whose items the user owns. None: as in the settings of the model's shop."""
     stock: StockRule | None = None
     """What happens to bundles with a sold-out item. None: as in the settings of the model's shop."""
+    diversity: float | None = None
+    match_popularity: float | None = None
+    """How much lists are varied, and how much their popularity follows the user's own bundles. None: as in
+    the settings of the model's shop."""
     part_users: int = PART_USERS
     """The number of users in a part. Each part is one file of the folder."""
     users: Path | None = None
@@ -136,6 +140,8 @@ class Ready:
         """Everything that the answers depend on. A run continues only with the same identity."""
         names = ("k", "owned", "stock", "least_recall", "part_users")
         settings = {name: getattr(self.job, name) for name in names}
+        steering = {name: getattr(self.job, name) for name in ("diversity", "match_popularity")}
+        settings |= {name: weight for name, weight in steering.items() if weight is not None}
         where = (self.job.where or Filter()).to_json()
         users = {"users": self.users, "users_from": self.users_from}
         return {"model": self.version, **settings, "where": where, **users}
@@ -292,11 +298,7 @@ def spread(users: Users, count: int, ranges: int = 16) -> Histories:
     size = max(1, count // ranges)
     starts = sorted({max(0, len(users) - size) * number // (ranges - 1) for number in range(ranges)})
     parts = [users.read(start, min(start + size, len(users)))[1] for start in starts]
-    items, bundles = parts[0].items, parts[0].bundles
-    for histories in parts[1:]:
-        items, bundles = items.append(histories.items), bundles.append(histories.bundles)
-    numbers = [histories.users for histories in parts if histories.users is not None]
-    return Histories(items, bundles, torch.cat(numbers) if numbers else None)
+    return reduce(Histories.append, parts)
 
 
 @dataclass(frozen=True)
@@ -307,7 +309,7 @@ class Sample(Interactions):
 
     def histories(self, users: Tensor) -> Histories:
         numbers = None if self.numbers is None else self.numbers[users]
-        return Histories(self.user_item.rows(users), self.user_bundle.rows(users), numbers)
+        return replace(super().histories(users), users=numbers)
 
 
 def _open(file: Path) -> pq.ParquetFile:
@@ -336,7 +338,15 @@ class PartScorer:
         if job.least_recall is not None:
             # The recall of an index is measured with a sample of users.
             some, old = model.shop.checked(spread(self.users, INDEX_USERS)), model.shop.interactions
-            sample = Sample(some.items, some.bundles, old.bundle_item, old.items, numbers=some.users)
+            sample = Sample(
+                some.items,
+                some.bundles,
+                old.bundle_item,
+                old.items,
+                rejected_items=some.rejected_items,
+                rejected_bundles=some.rejected_bundles,
+                numbers=some.users,
+            )
             model.shop.interactions = sample
             self.about_index = str(model.use_index(job.least_recall))
         return model
@@ -369,7 +379,14 @@ class PartScorer:
             raise _not_shared(f"a worker does not see the folder {folder.parts}")
         ids, histories = self.users.read(rows.start, rows.stop)
         batches = self.model.record_batches(
-            histories, ids, job.k, where=job.where, owned=job.owned, stock=job.stock
+            histories,
+            ids,
+            job.k,
+            where=job.where,
+            owned=job.owned,
+            stock=job.stock,
+            diversity=job.diversity,
+            match_popularity=job.match_popularity,
         )
         if folder is None:
             table = joined(list(batches))

@@ -20,7 +20,7 @@ from bundlemage.data.splits import PROTOCOLS, Source, Split
 from bundlemage.engines.base import Engine, with_absolute_paths
 from bundlemage.errors import BundleMageError, ClusterError, ConfigError, NoModelYetError
 from bundlemage.models.base import Divisible, Model, Sizes, require
-from bundlemage.models.config import ModelConfig
+from bundlemage.models.config import ModelConfig, RecencyConfig
 from bundlemage.models.division import DividedItems, DividedUsers, Division, Processes
 from bundlemage.models.registry import build
 from bundlemage.progress import Progress, in_silence
@@ -138,7 +138,10 @@ def train(
         decided = {"histories": job.split.histories}
         if job.split.protocol in PROTOCOLS:
             decided["protocol"] = job.split.protocol
-        member_job = replace(job, recipe=learned.changed({"seed": config.seed}, decided), **changed)
+        own: dict[str, Any] = {"seed": config.seed}
+        if isinstance(config, RecencyConfig):  # this process has chosen it
+            own["half_life"] = config.half_life
+        member_job = replace(job, recipe=learned.changed(own, decided), **changed)
         return engine.train_one(member_job, model, observers)
 
     recommender = job.recipe.changed({"device": engine.device_here(job.device)}, {}).recommender()

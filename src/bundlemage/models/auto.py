@@ -109,6 +109,7 @@ class Auto(Blend):
     name = "auto"
     title = "Auto"
     config_class = AutoConfig
+    reads_weights = True
     config: AutoConfig
 
     def __init__(self, config: AutoConfig, sizes: Sizes, fitted: Mapping[str, Model] | None = None) -> None:

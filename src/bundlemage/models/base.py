@@ -8,6 +8,7 @@ and `require` raises an error if it does not.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeGuard, TypeVar, get_args
@@ -49,14 +50,62 @@ class Histories:
     bundles: Ragged
     users: Tensor | None = None
     """The users' positions in the training data, for models that can score only those users."""
+    rejected_items: Ragged | None = None
+    """Items that each user returned or dislikes. They are not in `items`. None: there are none."""
+    rejected_bundles: Ragged | None = None
+    """The same for bundles."""
 
     def __len__(self) -> int:
         return len(self.items)
 
+    @property
+    def bundle_counts(self) -> Tensor:
+        """The number of bundles that each user bought."""  # [rows]
+        return self.bundles.strong.lengths
+
     def rows(self, index: Tensor) -> Histories:
         """The histories of the chosen rows, in the order of `index`."""
-        users = None if self.users is None else self.users[index]
-        return Histories(self.items.rows(index), self.bundles.rows(index), users)
+        return self._each(lambda rows: rows.rows(index), lambda users: users[index])
+
+    def between(self, start: int, end: int) -> Histories:
+        """Consecutive rows. Only the offsets are copied."""
+        return self._each(lambda rows: rows.between(start, end), lambda users: users[start:end])
+
+    def to(self, device: torch.device) -> Histories:
+        """Returns a copy on another device."""
+        return self._each(lambda rows: rows.to(device), lambda users: users.to(device))
+
+    def append(self, other: Histories) -> Histories:
+        """These users followed by the users of the other. The users' positions are lost if either lacks
+        them."""
+        users = None
+        if self.users is not None and other.users is not None:
+            users = torch.cat([self.users, other.users])
+        return Histories(
+            self.items.append(other.items),
+            self.bundles.append(other.bundles),
+            users,
+            _joined(self, self.rejected_items, other, other.rejected_items),
+            _joined(self, self.rejected_bundles, other, other.rejected_bundles),
+        )
+
+    def _each(self, change: Callable[[Ragged], Ragged], chosen: Callable[[Tensor], Tensor]) -> Histories:
+        users = None if self.users is None else chosen(self.users)
+        rejected = (
+            None if rows is None else change(rows) for rows in (self.rejected_items, self.rejected_bundles)
+        )
+        return Histories(change(self.items), change(self.bundles), users, *rejected)
+
+
+def _joined(one: Histories, first: Ragged | None, other: Histories, second: Ragged | None) -> Ragged | None:
+    """The rows of `first`, then those of `second`. None stands for as many empty rows as users."""
+    if first is None and second is None:
+        return None
+    rows = (
+        Ragged.from_lists([()] * len(users), users.items.device) if found is None else found
+        for users, found in ((one, first), (other, second))
+    )
+    return next(rows).append(next(rows))
 
 
 @dataclass(frozen=True)
@@ -70,33 +119,69 @@ class Interactions:
     """The number of items."""
     held_out: Tensor | None = field(default=None, kw_only=True)
     """[bundles] bool: bundles in validation cases of generation. The model must not learn their contents."""
+    rejected_items: Ragged | None = field(default=None, kw_only=True)
+    """The items that each user rejected; None: there are none."""
+    rejected_bundles: Ragged | None = field(default=None, kw_only=True)
+    """The bundles that each user rejected; None: there are none."""
 
     @classmethod
-    def of(cls, dataset: BundleDataset, device: torch.device) -> Interactions:
-        """Copies a dataset to a device."""
-        matrices = (dataset.user_item, dataset.user_bundle, dataset.bundle_item)
-        user_item, user_bundle, bundle_item = (Ragged.from_csr(matrix, device) for matrix in matrices)
-        return cls(user_item, user_bundle, bundle_item, len(dataset.items))
+    def of(cls, dataset: BundleDataset, device: torch.device, half_life: float | None = None) -> Interactions:
+        """Copies a dataset to a device. `half_life` is the model's setting: it lowers the weights of old
+        events (`Events.strengths`)."""
+        user_item, user_bundle = (
+            Ragged.from_csr(matrix, device, events.strengths(half_life), events.purchases)
+            for matrix, events in (
+                (dataset.user_item, dataset.item_events),
+                (dataset.user_bundle, dataset.bundle_events),
+            )
+        )
+        rejected_items, rejected_bundles = (
+            None if events.rejected is None else Ragged.from_csr(events.rejected, device)
+            for events in (dataset.item_events, dataset.bundle_events)
+        )
+        return cls(
+            user_item,
+            user_bundle,
+            Ragged.from_csr(dataset.bundle_item, device),
+            len(dataset.items),
+            rejected_items=rejected_items,
+            rejected_bundles=rejected_bundles,
+        )
 
     def to(self, device: torch.device) -> Interactions:
         """Returns a copy on another device."""
-        matrices = (self.user_item, self.user_bundle, self.bundle_item)
-        user_item, user_bundle, bundle_item = (rows.to(device) for rows in matrices)
-        held_out = None if self.held_out is None else self.held_out.to(device)
-        return Interactions(user_item, user_bundle, bundle_item, self.items, held_out=held_out)
+        tensors: dict[str, Any] = {
+            name: part for name, part in vars(self).items() if isinstance(part, Ragged | Tensor)
+        }
+        return replace(self, **{name: part.to(device) for name, part in tensors.items()})
+
+    @property
+    def weighted(self) -> bool:
+        """Whether some events count more than others."""
+        return self.user_item.weights is not None or self.user_bundle.weights is not None
 
     def histories(self, users: Tensor) -> Histories:
         """Returns the histories of the users at these positions."""
-        return Histories(self.user_item.rows(users), self.user_bundle.rows(users), users)
+        rejected = (self.rejected_items, self.rejected_bundles)
+        chosen = (None if rows is None else rows.rows(users) for rows in rejected)
+        return Histories(self.user_item.rows(users), self.user_bundle.rows(users), users, *chosen)
+
+    def everyone(self) -> Histories:
+        """Returns the histories of all users, in the order of their positions."""
+        users = torch.arange(len(self.user_item), device=self.user_item.device)
+        return Histories(self.user_item, self.user_bundle, users, self.rejected_items, self.rejected_bundles)
 
     @cached_property
     def with_nobody(self) -> Interactions:
-        """The same data with one more user at the end, who has no items and no bundles."""
-        user_item, user_bundle = (
-            Ragged(rows.values, torch.cat([rows.offsets, rows.offsets[-1:]]))
-            for rows in (self.user_item, self.user_bundle)
+        """The same data with one more user at the end, who has no items and no bundles. It is for learning,
+        which does not ask what users rejected."""
+        return replace(
+            self,
+            user_item=self.user_item.with_empty_row(),
+            user_bundle=self.user_bundle.with_empty_row(),
+            rejected_items=None,
+            rejected_bundles=None,
         )
-        return replace(self, user_item=user_item, user_bundle=user_bundle)
 
     def completion(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the user and the bundle of each row of a phase over `completions` or `user_bundle`.
@@ -109,6 +194,13 @@ class Interactions:
         users, bundles = self.user_bundle.entries(rows.clamp(max=pairs - 1))
         is_pair = rows < pairs
         return torch.where(is_pair, users, len(self.user_bundle)), torch.where(is_pair, bundles, rows - pairs)
+
+    def pair_weights(self, rows: Tensor) -> Tensor | None:
+        """Returns the weight of the pair in each row of a phase (see `completion`). None: all are 1."""
+        weights = self.user_bundle.weights
+        if weights is None or not len(weights):
+            return None
+        return torch.where(rows < len(weights), weights[rows.clamp(max=len(weights) - 1)], 1.0)
 
     def learned_contents(self) -> Ragged:
         """The contents of the bundles that generation may learn from. Held-out bundles are empty."""
@@ -169,6 +261,8 @@ class Model(nn.Module, ABC):
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
     knows_new_users: ClassVar[bool] = True
     """Whether the model can score for users who were not in the training data."""
+    reads_weights: ClassVar[bool] = False
+    """Whether strong and recent events count more. Otherwise every pair counts the same."""
     config: ModelConfig
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
@@ -181,6 +275,15 @@ class Model(nn.Module, ABC):
         """Registers a buffer and returns it, to be assigned to the attribute of the same name."""
         self.register_buffer(name, tensor)
         return tensor
+
+    @property
+    def half_life(self) -> float | None:
+        """The setting of this name, for `Interactions.of`; None: old events count as much as new ones."""
+        return getattr(self.config, "chosen_half_life", None)
+
+    def interactions(self, dataset: BundleDataset, device: torch.device) -> Interactions:
+        """Returns a dataset as tensors, with the weights that this model gives to events."""
+        return Interactions.of(dataset, device, self.half_life)
 
     def does(self, kind: type[Model]) -> bool:
         """Whether the settings enable this part of the model's class."""

@@ -84,6 +84,11 @@ class Blend(Completer, Indexable, SalesScorer, Embedder, Gated):
         factors = self.generation if issubclass(kind, Completer) else self.matching
         return [(number, factor) for number, factor in enumerate(factors) if factor]
 
+    @property
+    def half_life(self) -> float | None:
+        own = super().half_life
+        return own if hasattr(self.config, "half_life") else self.member(0).half_life
+
     def does(self, kind: type[Model]) -> bool:
         """The tasks of its members. It is `Indexable` if every member that matches is."""
         if kind is Embedder:

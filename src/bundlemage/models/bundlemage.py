@@ -35,7 +35,7 @@ from bundlemage.models.config import BundleMageConfig, Mixer
 from bundlemage.models.division import LossRows
 from bundlemage.models.losses import Prior, fitted_weight
 from bundlemage.models.neighbours import Bipartite
-from bundlemage.models.ragged import Contents, Hidden, Ragged, mean_of_rows
+from bundlemage.models.ragged import Contents, Hidden, Ragged, at_least, mean_of_rows
 from bundlemage.models.sampled import SampledLosses
 
 MATCHING = Phase("matching", over="users")
@@ -160,7 +160,7 @@ class ChangedTable(VectorTable):
 
     def mean_of(self, ragged: Ragged) -> Tensor:
         used, places = torch.unique(ragged.values, return_inverse=True)
-        return Ragged(places, ragged.offsets).mean_of(self.rows_at(used))
+        return ragged.with_values(places).mean_of(self.rows_at(used))
 
 
 def table_after(
@@ -200,6 +200,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
     )
     config_class = BundleMageConfig
     config: BundleMageConfig
+    reads_weights = True
     divided_tables = ("item_shared", "item_matching", "item_generation")
 
     def __init__(self, config: BundleMageConfig, sizes: Sizes) -> None:
@@ -342,18 +343,25 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
                 )
 
     def observe(self, data: Interactions) -> None:
-        own = self.division.own_contents(data.bundle_item)
-        self._contents = (data.bundle_item, Bipartite.of(own, len(self.item_shared)))
+        contents = self.division.own_contents(data.bundle_item)
+        self._contents = (data.bundle_item, Bipartite.of(contents, len(self.item_shared)))
         kind = self.item_shared.dtype
-        self.sales = data.user_bundle.counts(self.sizes.bundles).to(kind)
+        self.sales = data.user_bundle.column_sums(self.sizes.bundles).to(kind)
+        own: Tensor | float = 1  # what a sale adds to the sales
+        if data.user_bundle.weights is not None:  # its weight differs; the bundle's mean stands for it
+            own = self.sales / data.user_bundle.counts(self.sizes.bundles).clamp(min=1)
         self.item_counts = data.learned_contents().counts(self.sizes.items).to(kind)
         of_bundles, of_items = self.config.popularity_weight, self.config.item_popularity_weight
         weights = [of_bundles, of_items]
         if self.config.fit_popularity:
-            weights = [of_bundles * fitted_weight(self.sales), of_items * fitted_weight(self.item_counts)]
+            weights = [
+                of_bundles * fitted_weight(self.sales, own),
+                of_items * fitted_weight(self.item_counts),
+            ]
         self.popularity_weights = torch.tensor(weights, dtype=kind, device=self.sales.device)
         own_counts = self.division.own_items(self.item_counts)
-        self.bundle_prior = Prior.of_counts(self.sales, self.popularity_weights[0]) if of_bundles else None
+        of_sales = Prior.of_counts(self.sales, self.popularity_weights[0], own)
+        self.bundle_prior = of_sales if of_bundles else None
         self.item_prior = Prior.of_counts(own_counts, self.popularity_weights[1]) if of_items else None
         assumed = self.config.new_bundle_credit
         if not isinstance(assumed, str):
@@ -397,21 +405,29 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         # Eq. incomplete_bundle_rep: z_b = E²ẍ_b / ‖ẍ_b‖₁
         partial = self.division.mean_of_contents(data, targets, table, self._hidden(self.config.mask_items))
         z = self.query(self.pair_vectors(self.user_vectors(p, q), partial), "generation")
-        rows = LossRows(z, users, self.row_weights(users, data, targets), data.bundle_item, targets)
+        rows = LossRows(z, users, self.row_weights(users, data, targets, pairs), data.bundle_item, targets)
         return self.division.loss_over("items", rows, self.factors(table), self.item_prior)
 
-    def row_weights(self, users: Tensor, data: Interactions, targets: Tensor | None = None) -> Tensor:
-        """The weight of each row of a loss. A row is a user; in generation, a user and a target bundle."""
+    def row_weights(
+        self,
+        users: Tensor,
+        data: Interactions,
+        targets: Tensor | None = None,
+        pairs: Tensor | None = None,
+    ) -> Tensor:
+        """The weight of each row of a loss. A row is a user; in generation, a user and a target bundle, and
+        `pairs` are the rows of the phase, which may have weights of their own."""
         weight = 1.0 if targets is None else self.config.generation_weight
         weights = torch.full_like(users, weight, dtype=self.item_shared.dtype)
         if self.config.loss_weighting == "mean":
             if targets is not None:
                 # The equation averages over users, but a batch holds pairs: multiply by pairs / users.
                 weights = weights * (len(data.user_bundle.values) / self.sizes.users)
-            weights = weights / data.user_bundle.lengths[users].clamp(min=1)  # 1 / ‖r_u‖₁
+            weights = weights / at_least(data.user_bundle.rows(users).row_sums())  # 1 / ‖r_u‖₁
             if targets is not None:
                 weights = weights / data.bundle_item.lengths[targets].clamp(min=1)  # 1 / ‖x_b‖₁
-        return weights
+        own = None if pairs is None else data.pair_weights(pairs)
+        return weights if own is None else weights * own
 
     # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
 
@@ -535,7 +551,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         # For contents without a kept table, only the bundles in histories are embedded.
         held, places = torch.unique(histories.bundles.values, return_inverse=True)
         p = self.division.mean_of_histories(histories, self._item_table().rows)
-        q = Ragged(places, histories.bundles.offsets).mean_of(self.vectors_of_bundles(contents.rows(held)))
+        q = histories.bundles.with_values(places).mean_of(self.vectors_of_bundles(contents.rows(held)))
         return self.query(self.user_vectors(p, q), "matching")
 
     def item_share(self, histories: Histories, contents: Ragged) -> Tensor:

@@ -110,6 +110,20 @@ class ModelConfig(BaseModel):
     """`auto` (CUDA, then MPS, then CPU), or a name such as `cpu`, `cuda`, `cuda:1`, `mps`."""
 
 
+class RecencyConfig(ModelConfig):
+    """The setting of every model that can count recent events more than old ones."""
+
+    half_life: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["fit"] | None = "fit"
+    """The age in days at which an event counts half as much as a new one, in histories, losses and sales.
+    None: all ages count the same. `fit` finds the best number on validation cases, or none is better; without
+    times it is None."""
+
+    @property
+    def chosen_half_life(self) -> float | None:
+        """The half-life in days. None if there is none, or if it was not chosen."""
+        return None if isinstance(self.half_life, str) else self.half_life
+
+
 class LearnedConfig(ModelConfig):
     """The settings of every model that learns by gradient steps."""
 
@@ -142,7 +156,7 @@ class LearnedConfig(ModelConfig):
     """Decay of the exponential moving average that replaces the trained weights; 0 for no average."""
 
 
-class BundleMageConfig(LearnedConfig):
+class BundleMageConfig(LearnedConfig, RecencyConfig):
     """Settings of BundleMage. The defaults were the most accurate on validation cases (docs/results.md). The
     recipe `youshu/bundlemage-paper` has the paper's settings. The paper's ablations are settings, too."""
 

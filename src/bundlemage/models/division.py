@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bundlemage.models.losses import Prior, multinomial_loss
-from bundlemage.models.ragged import Hidden, Ragged, Unchanging, mean_of_rows
+from bundlemage.models.ragged import Hidden, Ragged, Unchanging, at_least, mean_of_rows
 
 if TYPE_CHECKING:
     from bundlemage.models.base import Divisible, Histories, Interactions
@@ -120,8 +120,8 @@ class Division(Unchanging):
         return contents
 
     def item_sales(self, data: Interactions) -> Tensor:
-        """The number of users, over all processes, who have each item."""  # [items]
-        return data.user_item.counts(data.items)
+        """The number of users, over all processes, who have each item, by weight."""  # [items]
+        return data.user_item.column_sums(data.items)
 
     def mean_of_histories(self, histories: Histories, table: Tensor) -> Tensor:
         """The mean of each user's items."""  # [rows, d]
@@ -239,12 +239,13 @@ class DividedItems(Division):
         return _within(contents, self.items)
 
     def item_sales(self, data: Interactions) -> Tensor:
-        sales = data.user_item.offsets.new_zeros(data.items)
-        sales[self.items.start : self.items.stop] = data.user_item.counts(len(self.items))
+        own = data.user_item.column_sums(len(self.items))
+        sales = own.new_zeros(data.items)
+        sales[self.items.start : self.items.stop] = own
         return self._group.add_(sales)
 
     def mean_of_histories(self, histories: Histories, table: Tensor) -> Tensor:
-        return self._of_all(histories.items.mean_of(table), histories.items.lengths)
+        return self._of_all(histories.items.mean_of(table), histories.items.row_sums())
 
     def mean_of_items(self, data: Interactions, users: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
         # Hidden items are drawn by their global numbers, not by their row numbers in this process.
@@ -271,7 +272,7 @@ class DividedItems(Division):
     def _of_all(self, means: Tensor, counts: Tensor) -> Tensor:
         """The means over the items of all processes. `means` and `counts` are of this process's items."""
         seen = counts.to(means)
-        of_all = self._group.add_(seen.clone()).clamp(min=1)
+        of_all = at_least(self._group.add_(seen.clone()))
         return self.total(means * (seen / of_all)[:, None])
 
     def mean_of_contents(self, data: Interactions, bundles: Tensor, table: Tensor, hidden: Hidden) -> Tensor:
@@ -296,7 +297,7 @@ class DividedItems(Division):
             table = _AddUp.apply(table, self._group, True)[own]  # type: ignore[no-untyped-call]
             prior = None if prior is None else prior.part(own)
         positives = rows.positives.rows(rows.places)
-        own_positives, counts = _within(positives, here), positives.lengths
+        own_positives, counts = _within(positives, here), positives.row_sums()
         return multinomial_loss(
             rows.z, table, own_positives, rows.weights, prior=prior, group=self._group, counts=counts
         )
@@ -308,4 +309,4 @@ class DividedItems(Division):
 def _within(rows: Ragged, here: range) -> Ragged:
     """Keeps the entries within the range `here`, and subtracts its start from them."""
     own = rows.keep((rows.values >= here.start) & (rows.values < here.stop))
-    return Ragged(own.values - here.start, own.offsets)
+    return own.with_values(own.values - here.start)

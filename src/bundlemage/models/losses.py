@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bundlemage.models.ragged import Ragged, Unchanging, kernels_for, operator
+from bundlemage.models.ragged import Ragged, Unchanging, at_least, kernels_for, operator
 
 if TYPE_CHECKING:
     from bundlemage.models.division import Processes
@@ -38,17 +38,21 @@ def multinomial_loss(
     group: Processes | None = None,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """The mean over rows r of −weight_r · Σ_p log softmax(table · z_r + prior)_p, over the row's positives p.
+    """The mean over rows r of −weight_r · Σ_p w_p · log softmax(table · z_r + prior)_p, over the row's
+    positives p and their weights w_p, which are 1 if `positives` has none.
 
     With an `index`, row r's positives are row `index[r]` of `positives`. A row without positives adds 0. If a
     `group` of processes divides the catalogue, `table`, `positives` and `prior` are this process's part, and
-    `counts` is each row's number of positives in all parts. All processes return the same loss.
+    `counts` is the sum of each row's w_p over all parts. All processes return the same loss.
     """
     bias, shift = (None, None) if prior is None else (prior.bias, prior.shift)
     rows: tuple[Any, ...] = (positives, counts, row_weights, group)
     if group is None:
         index = torch.arange(len(z), device=z.device) if index is None else index
         rows = (positives.values, positives.offsets, index, row_weights)
+        if positives.weights is not None:
+            positives = positives.rows(index)
+            rows = (positives, positives.row_sums(), row_weights, None)
     total: Tensor = _Multinomial.apply(z, table, bias, shift, *rows)  # type: ignore[no-untyped-call]
     return total / max(1, len(z))
 
@@ -65,19 +69,20 @@ class Prior(Unchanging):
     shift: Tensor  # [catalogue]
 
     @classmethod
-    def of_counts(cls, counts: Tensor, weight: Tensor) -> Prior:
-        """The prior weight · log(1 + count). The counts include each positive once."""
+    def of_counts(cls, counts: Tensor, weight: Tensor, own: Tensor | float = 1) -> Prior:
+        """The prior weight · log(1 + count). The counts include each positive with the number `own`: 1, or
+        for sums of weights the mean weight of a positive."""
         bias = weight * counts.log1p()
-        return cls(bias, weight * (counts - 1).clamp(min=0).log1p() - bias)
+        return cls(bias, weight * (counts - own).clamp(min=0).log1p() - bias)
 
     def part(self, members: slice | Tensor) -> Prior:
         """The prior of some members of the catalogue."""
         return Prior(self.bias[members], self.shift[members])
 
 
-def fitted_weight(counts: Tensor) -> float:
+def fitted_weight(counts: Tensor, own: Tensor | float = 1) -> float:
     """Returns the weight w, from 0 to 1, for which softmax(w · log(1 + count)) makes the counted choices most
-    likely. The count for a choice leaves out this choice.
+    likely. The count for a choice leaves out this choice, which counts `own` (see `Prior.of_counts`).
 
     w is about 1 if popular things are chosen again, and 0 if everything is chosen once.
     """
@@ -85,7 +90,8 @@ def fitted_weight(counts: Tensor) -> float:
     if not bool(counts.sum()):
         return 0.0
     scores = counts.log1p()
-    chosen = float((counts * (counts - 1).clamp(min=0).log1p()).sum() / counts.sum())
+    own = own.double().cpu() if isinstance(own, Tensor) else own
+    chosen = float((counts * (counts - own).clamp(min=0).log1p()).sum() / counts.sum())
     low, high = 0.0, 1.0
     for _ in range(40):  # the likelihood rises as long as the expected score is below that of the choices
         middle = (low + high) / 2
@@ -129,8 +135,9 @@ def _multinomial(z: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _by_blocks(
     z: Tensor, table: Tensor, bias: Tensor | None, shift: Tensor | None, *rows: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ_r weight_r · (positives_r · log Σ_n exp(z_r · e_n + prior_n) − Σ_p (z_r · e_p + prior_p)), and its
-    gradients. A group of processes adds up the sums over their parts of the catalogue."""
+    """Σ_r weight_r · (W_r · log Σ_n exp(z_r · e_n + prior_n) − Σ_p w_p · (z_r · e_p + prior_p)), and its
+    gradients. W_r is the sum of the row's w_p. A group of processes adds up the sums over their parts of the
+    catalogue."""
     positives, counts, weights, group = rows
     row, starts, counts = positives.row_of_entry(), positives.offsets.tolist(), counts.to(z.dtype)
     total, grad_z, grad_table = z.new_zeros(()), torch.zeros_like(z), torch.zeros_like(table)
@@ -162,7 +169,9 @@ def _by_blocks(
         if shift is not None:
             flat[cell] += shift[positives.values[entries]]
         weight, count = weights[some], counts[some]
-        positive_total -= (flat[cell] * weight[entry_row]).sum()
+        own = None if positives.weights is None else positives.weights[entries].to(z.dtype)
+        right = flat[cell] if own is None else flat[cell] * own
+        positive_total -= (right * weight[entry_row]).sum()
         highest = torch.zeros_like(weight)
         if shifted:
             highest = cells.amax(0) if len(cells) else highest - torch.inf
@@ -170,9 +179,10 @@ def _by_blocks(
         sums = cells.exp_().sum(0)
         sums = sums if group is None else group.add_(sums)
         total += (weight * count * (sums.log() + highest)).sum()
-        # The gradient of the logits is weight · (count · softmax − 1 at each positive). Its factor
+        # The gradient of the logits is weight · (count · softmax − w_p at each positive). Its factor
         # weight · count / sum is applied to the smaller matrix of each product.
-        flat[cell] -= (sums / count.clamp(min=1))[entry_row]
+        share = (sums / at_least(count))[entry_row]
+        flat[cell] -= share if own is None else share * own
         factor = (weight * count / sums)[:, None]
         slopes = cells.to(kind)
         grad_z[some] = _product(slopes.T, narrow_table).mul_(factor)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -83,24 +83,54 @@ class Unchanging:
 
 @dataclass(frozen=True)
 class Ragged(Unchanging):
-    """A binary CSR matrix, stored without its ones. Row n holds `values[offsets[n]:offsets[n + 1]]`."""
+    """A CSR matrix. Row n holds `values[offsets[n]:offsets[n + 1]]`. Its entries are ones, which are not
+    stored, or have weights."""
 
     values: Tensor  # [entries] int64
     offsets: Tensor  # [rows + 1] int64
+    weights: Tensor | None = field(default=None, kw_only=True)  # [entries] float32
+    """How much each entry counts, above 0, in means and sums. None: all count 1."""
+    weak: Tensor | None = field(default=None, kw_only=True)  # [entries] bool
+    """True for what a user only viewed, say, and did not buy. None: everything was bought."""
 
     @classmethod
-    def from_csr(cls, matrix: Any, device: torch.device | None = None) -> Ragged:
-        """Takes the positions of the entries of a SciPy CSR matrix, and ignores their values."""
+    def from_csr(
+        cls, matrix: Any, device: torch.device | None = None, weights: Any = None, strong: Any = None
+    ) -> Ragged:
+        """Takes the positions of the entries of a SciPy CSR matrix, and ignores their values. `weights` are
+        their weights, and `strong` marks the purchases; both are NumPy arrays or None."""
         values = torch.from_numpy(matrix.indices.astype(np.int64)).to(device)
-        return cls(values, torch.from_numpy(matrix.indptr.astype(np.int64)).to(device))
+        return cls(
+            values,
+            torch.from_numpy(matrix.indptr.astype(np.int64)).to(device),
+            weights=None if weights is None else torch.from_numpy(np.array(weights, np.float32)).to(device),
+            weak=None if strong is None else torch.from_numpy(~strong).to(device),
+        )
 
     @classmethod
-    def from_lists(cls, rows: Sequence[Iterable[int]], device: torch.device | None = None) -> Ragged:
-        """Makes one row from each list of positions."""
+    def from_lists(
+        cls,
+        rows: Sequence[Iterable[int]],
+        device: torch.device | None = None,
+        weights: Sequence[Iterable[float]] | None = None,
+        weak: Sequence[Iterable[bool]] | None = None,
+    ) -> Ragged:
+        """Makes one row from each list of positions. `weights` and `weak` have lists of the same lengths."""
         lists = [list(row) for row in rows]
         offsets = np.cumsum([0, *map(len, lists)])
         values = np.array([value for row in lists for value in row], dtype=np.int64)
-        return cls(torch.from_numpy(values).to(device), torch.from_numpy(offsets).to(device))
+        facts: dict[str, Tensor] = {}
+        for name, given, kind in (("weights", weights, np.float32), ("weak", weak, np.bool_)):
+            if given is not None:
+                entries = np.array([fact for row in given for fact in row], dtype=kind)
+                facts[name] = torch.from_numpy(entries).to(device)
+        return cls(torch.from_numpy(values).to(device), torch.from_numpy(offsets).to(device), **facts)
+
+    def _of(self, entries: Any, offsets: Tensor) -> Ragged:
+        """Other rows with the entries at an index, a mask or a slice, and their facts."""
+        weights = None if self.weights is None else self.weights[entries]
+        weak = None if self.weak is None else self.weak[entries]
+        return Ragged(self.values[entries], offsets, weights=weights, weak=weak)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -115,7 +145,27 @@ class Ragged(Unchanging):
 
     def to(self, device: torch.device) -> Ragged:
         """Returns a copy on another device."""
-        return Ragged(self.values.to(device), self.offsets.to(device))
+        weights = None if self.weights is None else self.weights.to(device)
+        weak = None if self.weak is None else self.weak.to(device)
+        return Ragged(self.values.to(device), self.offsets.to(device), weights=weights, weak=weak)
+
+    def with_values(self, values: Tensor) -> Ragged:
+        """The same rows with other values, for entries that get other numbers."""  # [entries]
+        return Ragged(values, self.offsets, weights=self.weights, weak=self.weak)
+
+    def between(self, start: int, end: int) -> Ragged:
+        """Consecutive rows. Only the offsets are copied."""
+        first, last = int(self.offsets[start]), int(self.offsets[end])
+        return self._of(slice(first, last), self.offsets[start : end + 1] - first)
+
+    def with_empty_row(self) -> Ragged:
+        """These rows and an empty one."""
+        return replace(self, offsets=torch.cat([self.offsets, self.offsets[-1:]]))
+
+    @property
+    def strong(self) -> Ragged:
+        """The same rows with only what was bought."""
+        return self if self.weak is None else self.keep(~self.weak)
 
     def row_of_entry(self) -> Tensor:  # [entries]
         """The row of each entry."""
@@ -132,19 +182,35 @@ class Ragged(Unchanging):
             offsets[:-1], lengths, output_size=total
         )
         source = torch.repeat_interleave(starts, lengths, output_size=total) + within
-        return Ragged(self.values[source], offsets)
+        return self._of(source, offsets)
 
     def keep(self, entries: Tensor) -> Ragged:
         """The same rows with only the entries marked True."""
         counted = torch.cat([entries.new_zeros(1, dtype=torch.int64), entries.cumsum(0)])
-        return Ragged(self.values[entries], counted[self.offsets])
+        return self._of(entries, counted[self.offsets])
 
     def append(self, other: Ragged) -> Ragged:
         """These rows followed by the rows of the other."""
         if isinstance(other, Contents):
             return Contents.of(self).append(other)
         offsets = torch.cat([self.offsets, other.offsets[1:] + self.offsets[-1]])
-        return Ragged(torch.cat([self.values, other.values]), offsets)
+        weights = None
+        if self.weights is not None or other.weights is not None:
+            weights = torch.cat([self.entry_weights(), other.entry_weights()])
+        weak = None
+        if self.weak is not None or other.weak is not None:
+            both = (
+                torch.zeros_like(each.values, dtype=torch.bool) if each.weak is None else each.weak
+                for each in (self, other)
+            )
+            weak = torch.cat(list(both))
+        return Ragged(torch.cat([self.values, other.values]), offsets, weights=weights, weak=weak)
+
+    def entry_weights(self) -> Tensor:
+        """The weight of each entry."""  # [entries]
+        if self.weights is None:
+            return torch.ones_like(self.values, dtype=torch.float32)
+        return self.weights
 
     def entries(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the rows and the values of the entries at `index`."""
@@ -158,6 +224,19 @@ class Ragged(Unchanging):
     def counts(self, columns: int) -> Tensor:
         """The number of rows that hold each of `columns` values."""  # [columns]
         return torch.bincount(self.values, minlength=columns)
+
+    def column_sums(self, columns: int) -> Tensor:
+        """The sum of the weights of each of `columns` values. Without weights, the number of rows."""
+        if self.weights is None:
+            return self.counts(columns)
+        sums = torch.zeros(columns, dtype=sum_type(self.device), device=self.device)
+        return sums.index_add_(0, self.values, self.weights.to(sums)).float()  # [columns]
+
+    def row_sums(self) -> Tensor:
+        """The sum of the weights in each row. Without weights, the number of entries."""  # [rows]
+        if self.weights is None:
+            return self.lengths
+        return self.weights.new_zeros(len(self)).index_add_(0, self.row_of_entry(), self.weights)
 
     def softmax(self, scores: Tensor) -> Tensor:
         """The softmax within each row. `scores` has one score for each entry."""  # [entries]
@@ -176,11 +255,14 @@ class Ragged(Unchanging):
         )
 
     def mean_of(self, table: Tensor) -> Tensor:
-        """The mean of each row's vectors in `table`; zeros for an empty row."""  # [rows, d]
+        """The mean of each row's vectors in `table`, by weight; zeros for an empty row."""  # [rows, d]
+        if self.weights is not None:
+            sums = self.row_sums().to(table.dtype)
+            return self.weighted_sum_of(table, self.weights.to(table.dtype) / sums[self.row_of_entry()])
         return F.embedding_bag(self.values, table, self.offsets, mode="mean", include_last_offset=True)
 
     def sum_of(self, table: Tensor) -> Tensor:
-        """The sum of each row's vectors in `table`."""  # [rows, d]
+        """The sum of each row's vectors in `table`. Weights have no effect."""  # [rows, d]
         return F.embedding_bag(self.values, table, self.offsets, mode="sum", include_last_offset=True)
 
     def as_mask(self, columns: int) -> Tensor:
@@ -221,6 +303,16 @@ class Contents(Ragged):
         further = Contents.of(other)
         joined = super().append(Ragged(other.values, other.offsets))
         return Contents.of(joined, torch.cat([self.expected_sales, further.expected_sales]))
+
+
+def sum_type(device: torch.device) -> torch.dtype:
+    """The type for long sums: float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def at_least(sums: Tensor) -> Tensor:
+    """Sums of weights by which something is divided: 1 in place of 0."""
+    return torch.where(sums > 0, sums, 1)
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
@@ -295,14 +387,15 @@ def mean_of_rows(
     keys: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """For each row in `index`, the mean of `table` over the row's entries, and the number of entries in the
-    mean. A row without entries gets zeros.
+    mean. A row without entries gets zeros. If entries have weights, the mean is by weight, and the sum of the
+    weights takes the place of the number.
 
     `without` has one value for each row, which is left out of its mean. `keys` has an id for each entry, from
     which `chances` draws the hidden entries. The default is the entry's value.
     """  # [index, d], [index]
     seed = torch.randint(2**31, (1,), device=table.device) if hidden.ratio else None
     selection = _Selection(
-        rows.values, rows.offsets, index, without, keys, seed, hidden.ratio, hidden.each_row
+        rows.values, rows.offsets, index, without, keys, seed, rows.weights, hidden.ratio, hidden.each_row
     )
     means, counts = _MeanOfRows.apply(table, *selection)  # type: ignore[no-untyped-call]
     return means, counts
@@ -317,12 +410,18 @@ class _Selection(NamedTuple):
     without: Tensor | None
     keys: Tensor | None
     seed: Tensor | None
+    weights: Tensor | None
     ratio: float
     each_row: bool
 
+    @property
+    def for_kernels(self) -> tuple[Any, ...]:
+        """The arguments that the Triton kernels take. They know no weights."""
+        return (*self[:6], self.ratio)
+
     def rows(self) -> Ragged:
         """Returns the chosen rows with only the entries that count in the mean."""
-        rows = Ragged(self.values, self.offsets).rows(self.chosen)
+        rows = Ragged(self.values, self.offsets, weights=self.weights).rows(self.chosen)
         row = rows.row_of_entry()
         counted = torch.ones_like(row, dtype=torch.bool)
         if self.without is not None:
@@ -358,32 +457,39 @@ class _MeanOfRows(torch.autograd.Function):
 
 
 _SELECTION = (
-    "Tensor values, Tensor offsets, Tensor index, Tensor? without, Tensor? keys, Tensor? seed, float ratio,"
-    " bool each_row"
+    "Tensor values, Tensor offsets, Tensor index, Tensor? without, Tensor? keys, Tensor? seed,"
+    " Tensor? weights, float ratio, bool each_row"
 )
 
 
 @operator(f"mean_of_rows(Tensor table, {_SELECTION}) -> (Tensor, Tensor)")
 def _mean_of_rows(table: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     kernels, selection = kernels_for(table), _Selection(*arguments)
+    if selection.weights is not None:
+        rows = selection.rows()
+        return rows.mean_of(table), rows.row_sums()
     if kernels is None or selection.each_row:
         rows = selection.rows()
         return rows.mean_of(table), rows.lengths.int()
-    means: tuple[Tensor, Tensor] = kernels.sum_of_rows(table, *selection[:-1], True)
+    means: tuple[Tensor, Tensor] = kernels.sum_of_rows(table, *selection.for_kernels, True)
     return means
 
 
 @operator(f"mean_of_rows_back(Tensor upstream, Tensor counts, {_SELECTION}, int table_rows) -> Tensor")
 def _mean_of_rows_back(upstream: Tensor, counts: Tensor, *arguments: Any) -> Tensor:
     kernels, selection, table_rows = kernels_for(upstream), _Selection(*arguments[:-1]), arguments[-1]
-    if kernels is None or selection.each_row:
+    if kernels is None or selection.each_row or selection.weights is not None:
         rows = selection.rows()
-        shares = upstream / counts.clamp(min=1)[:, None]
+        shares = upstream / at_least(counts).to(upstream)[:, None]
         # Only rows that occur are summed: summing all rows of a large table would take much longer.
         values, order = rows.values.sort(stable=True)
         touched, times = torch.unique_consecutive(values, return_counts=True)
         back = shares.new_zeros(table_rows, shares.shape[1])
-        back[touched] = Ragged(rows.row_of_entry()[order], offsets_of(times)).sum_of(shares)
+        entries = Ragged(rows.row_of_entry()[order], offsets_of(times))
+        if rows.weights is None:
+            back[touched] = entries.sum_of(shares)
+        else:
+            back[touched] = entries.weighted_sum_of(shares, rows.weights[order].to(shares))
         return back
-    gradient: Tensor = kernels.spread_of_rows(upstream, counts, *selection[:-1], table_rows)
+    gradient: Tensor = kernels.spread_of_rows(upstream, counts, *selection.for_kernels, table_rows)
     return gradient

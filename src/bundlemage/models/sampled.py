@@ -86,8 +86,10 @@ def sampled_loss(
     highest = torch.where(highest.isfinite(), highest, 0.0)  # for a row without positives and drawn members
     total = (others - highest[:, None]).exp().sum(1)
     total = total.index_add(0, row, (right - F.embedding(row, highest[:, None])[:, 0]).exp())
-    counts = positives.lengths.to(z.dtype)
+    counts = positives.row_sums().to(z.dtype)
     normaliser = torch.where(counts > 0, total.clamp(min=torch.finfo(z.dtype).tiny).log() + highest, 0.0)
+    if positives.weights is not None:
+        right = right * positives.weights.to(z.dtype)
     likelihood = torch.zeros_like(normaliser).index_add(0, row, right)
     return (row_weights * (counts * normaliser - likelihood)).sum() / max(1, len(z))
 
@@ -102,7 +104,7 @@ class SampledLosses(Unchanging):
     """BundleMage's samplers of bundles and items, and its losses on the samples."""
 
     def __init__(self, size: int, sizes: Sizes, data: Interactions) -> None:
-        sales = data.user_bundle.counts(sizes.bundles)
+        sales = data.user_bundle.column_sums(sizes.bundles)
         # An item is a positive once for each sale of each bundle that contains it.
         counts = torch.zeros(sizes.items, dtype=torch.float64, device=sales.device)
         counts.index_add_(0, data.bundle_item.values, sales.double()[data.bundle_item.row_of_entry()])
@@ -120,8 +122,8 @@ class SampledLosses(Unchanging):
         items, (item_places, content_places) = touched(history.items.values, contents.values)
         item_table = torch.cat([_rows(model.item_shared, items), _rows(model.item_matching, items)], dim=1)
         bundle_table = Ragged(content_places, contents.offsets).mean_of(item_table)
-        taken = Ragged(taken_places, history.bundles.offsets)
-        p = _seen(model, Ragged(item_places, history.items.offsets)).mean_of(item_table)
+        taken = history.bundles.with_values(taken_places)
+        p = _seen(model, history.items.with_values(item_places)).mean_of(item_table)
         q = _masked(model, taken, model.config.mask_bundles).mean_of(bundle_table)
         prior = None if model.bundle_prior is None else model.bundle_prior.part(bundles)
         weights = model.row_weights(users, data)
@@ -143,13 +145,13 @@ class SampledLosses(Unchanging):
         item_table = torch.cat([shared, _rows(model.item_matching, items)], dim=1)
         table = torch.cat([shared, _rows(model.item_generation, items)], dim=1)
         bundle_table = Ragged(places[1], contents.offsets).mean_of(item_table)
-        p = _seen(model, Ragged(places[0], history.items.offsets)).mean_of(item_table)
-        q = Ragged(owned_places, owned.offsets).mean_of(bundle_table)
+        p = _seen(model, history.items.with_values(places[0])).mean_of(item_table)
+        q = owned.with_values(owned_places).mean_of(bundle_table)
         whole = Ragged(places[2], whole.offsets)
         partial = _masked(model, whole, model.config.mask_items).mean_of(table)
         z = model.query(model.pair_vectors(model.user_vectors(p, q), partial), "generation")
         prior = None if model.item_prior is None else model.item_prior.part(items)
-        weights = model.row_weights(users, data, targets)
+        weights = model.row_weights(users, data, targets, pairs)
         here = Drawn(places[3], drawn.log_expected)
         return sampled_loss(z, model.factors(table), whole, here, weights, prior)
 

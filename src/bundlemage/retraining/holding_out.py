@@ -11,7 +11,7 @@ from scipy import sparse
 from bundlemage.data.dataset import BundleDataset, Positions, Vocabulary, binary_matrix, pairs_of, row_of
 from bundlemage.data.leakage import leakage
 from bundlemage.data.splits import MatchingCases, Split, SplitPlan, leave_one_out, new_completion_cases
-from bundlemage.retraining.purchases import Case, Pairs, Purchases, Random, one_of_each
+from bundlemage.retraining.purchases import Case, Pairs, Purchases, Random, one_of_each, owned_by
 from bundlemage.store.records import Owned
 
 
@@ -29,16 +29,22 @@ def hold_out(
 ) -> Split:
     """Returns a split. Its test cases are those of `purchases`, and half of the `new` bundles.
 
-    For each user with two or more earlier pairs, one of them is a validation case. The new model does not
-    learn the contents of the held-out bundles for generation, but it learns who bought them. The split is
-    without the items of held-out bundles if the plan says so, or if it is `auto` and the items give away more
-    than 3% of the held-out pairs or of the cases.
+    For each user with two or more earlier pairs, the last of them is a validation case, or a random one if no
+    times are known. The new model does not learn the contents of the held-out bundles for generation, but it
+    learns who bought them. The split is without the items of held-out bundles if the plan says so, or if it
+    is `auto` and the items give away more than 3% of the held-out pairs or of the cases.
     """
     users, bundles = pairs_of(dataset.user_bundle)
     rest = np.flatnonzero(~purchases.later_bundles)
+    bought = dataset.bundle_events.purchases
     count = np.bincount(users[rest], minlength=len(dataset.users))
     # If a user has only one pair, it stays in the training data: a shop has many such users.
-    validation = one_of_each(users, random.permutation(rest[count[users[rest]] > 1]))
+    suitable = rest[count[users[rest]] > 1]
+    suitable = suitable if bought is None else suitable[bought[suitable]]
+    suitable = random.permutation(suitable)
+    if dataset.bundle_events.at is not None:  # the newest first; those with the same time in a random order
+        suitable = suitable[np.argsort(~dataset.bundle_events.at[suitable], kind="stable")]
+    validation = one_of_each(users, suitable)
     learned = np.setdiff1d(rest, validation)
 
     def cases_of(pairs: Pairs) -> MatchingCases | None:
@@ -76,8 +82,7 @@ def questions_of(split: Split, purchases: Purchases) -> list[Case]:
     found = []
     for case in purchases.cases:
         hidden = contents(case.bundle) - contents(*case.history.bundles)
-        items = tuple(name for name in case.history.items if name not in hidden)
-        found.append(replace(case, history=replace(case.history, items=items)))
+        found.append(replace(case, history=case.history.without_items(hidden)))
     return found
 
 
@@ -94,10 +99,7 @@ def completions_of(split: Split) -> list[Completion]:
             hidden = () if cases.hidden_items is None else row_of(cases.hidden_items, number)
             kept = ~np.isin(row_of(train.user_item, user), hidden)
             others = row_of(train.user_bundle, user) != cases.known_as[row]
-            history = Owned(
-                _names(train.user_item, user, data.items, kept),
-                _names(train.user_bundle, user, data.bundles, others),
-            )
+            history = owned_by(train, user, kept, others)
         parts = (_names(matrix, row, data.items) for matrix in (cases.partial, cases.positives))
         found.append(Completion(history, *parts))
     return found

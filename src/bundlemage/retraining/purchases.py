@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
 from bundlemage.data.dataset import BundleDataset, Positions, Vocabulary, pairs_of, row_of
+from bundlemage.data.events import UNDATED, Events
 from bundlemage.data.splits import Split
 from bundlemage.live import Stock
 from bundlemage.retraining.unseen import unseen_pairs
@@ -29,10 +29,7 @@ CASE_SHARE, MOST_CASES = 1 / 2, 2_000
 """Of the users with a suitable purchase, the share whose newest purchase is a case, and the most cases."""
 PLACES = 20
 """By default, this many bundles of a shown list count as shown: hardly anybody looks at the later ones."""
-LONG_AGO = np.iinfo(np.int64).min
-"""Stands for the time of an interaction without a time. Such interactions were imported first."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_READ_AT_ONCE = 100_000
 Pairs = npt.NDArray[np.intp]
 """Indices of user-bundle pairs, in the order of a dataset's matrix."""
 Mask = npt.NDArray[np.bool_]
@@ -51,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Times:
-    """The time of each pair of a dataset, in microseconds since 1970, or `LONG_AGO`."""
+    """The time of each pair of a dataset, in microseconds since 1970, or `UNDATED`."""
 
     items: Microseconds  # [user-item pairs]
     bundles: Microseconds  # [user-bundle pairs]
@@ -60,10 +57,15 @@ class Times:
 
     @classmethod
     def of(cls, store: Store, dataset: BundleDataset) -> Times:
-        """Reads the times from the store."""
-        items, _ = _times(store.dated("item"), dataset.user_item, dataset.users, dataset.items)
-        bundles, requests = _times(store.dated("bundle"), dataset.user_bundle, dataset.users, dataset.bundles)
-        return cls(items, bundles, requests)
+        """Returns the times of the dataset, and reads the request ids from the store."""
+        items, bundles = (
+            np.full(matrix.nnz, UNDATED) if events.at is None else events.at
+            for matrix, events in (
+                (dataset.user_item, dataset.item_events),
+                (dataset.user_bundle, dataset.bundle_events),
+            )
+        )
+        return cls(items, bundles, _requests(store.request_ids(), dataset))
 
     def first_of_users(self, dataset: BundleDataset) -> Microseconds:
         """Returns the time of each user's first item or bundle."""
@@ -102,13 +104,14 @@ class Purchases:
     def earlier_sales(self, dataset: BundleDataset) -> Sales:
         """Returns the number of users of each item and bundle, without later purchases."""
 
-        def counts(matrix: sparse.csr_matrix, later: Mask, things: Vocabulary) -> dict[str, int]:
-            sold = np.bincount(matrix.indices[~later], minlength=len(things))
+        def counts(matrix: Any, events: Events, later: Mask, things: Vocabulary) -> dict[str, int]:
+            counted = ~later if events.purchases is None else ~later & events.purchases
+            sold = np.bincount(matrix.indices[counted], minlength=len(things))
             return dict(zip(things, sold.tolist(), strict=True))
 
         return Sales(
-            counts(dataset.user_item, self.later_items, dataset.items),
-            counts(dataset.user_bundle, self.later_bundles, dataset.bundles),
+            counts(dataset.user_item, dataset.item_events, self.later_items, dataset.items),
+            counts(dataset.user_bundle, dataset.bundle_events, self.later_bundles, dataset.bundles),
         )
 
 
@@ -138,6 +141,8 @@ def choose_purchases(
     times = Times.of(store, dataset)
     past = times.bundles <= _microseconds(datetime.now(UTC) + FUTURE)
     suitable = unseen_pairs(dataset, learned) & for_sale[bundles] & (owns[users] > 1) & past
+    purchases = dataset.bundle_events.purchases
+    suitable &= True if purchases is None else purchases
     shown_to = {dataset.users[user] for user in users[suitable].tolist()}
     lists = ShownLists(store, shown_to, times.requests, places)
     unprompted = suitable.copy()
@@ -186,10 +191,23 @@ def _history(dataset: BundleDataset, pair: int, times: Times | None) -> Owned:
             times.items[of_items.indptr[user] : of_items.indptr[user + 1]] < at,
             times.bundles[of_bundles.indptr[user] : of_bundles.indptr[user + 1]] < at,
         )
-    return Owned(
-        tuple(dataset.items[item] for item in row_of(of_items, user)[had[0]]),
-        tuple(dataset.bundles[bundle] for bundle in row_of(of_bundles, user)[had[1]]),
-    )
+    return owned_by(dataset, user, *had)
+
+
+def owned_by(dataset: BundleDataset, user: int, items: Mask, bundles: Mask) -> Owned:
+    """Returns a part of a user's history: `items` and `bundles` mark the entries in it."""
+    parts: dict[str, Any] = {}
+    times: list[tuple[int, ...]] = []
+    for matrix, events, ids, kept in (
+        (dataset.user_item, dataset.item_events, dataset.items, items),
+        (dataset.user_bundle, dataset.bundle_events, dataset.bundles, bundles),
+    ):
+        entries = np.arange(*matrix.indptr[user : user + 2])[kept]
+        parts[f"{ids.kind}s"] = tuple(ids[place] for place in matrix.indices[entries].tolist())
+        if events.weight is not None:
+            parts[f"{ids.kind}_weights"] = tuple(events.weight[entries].tolist())
+        times.append((UNDATED,) * len(entries) if events.at is None else tuple(events.at[entries].tolist()))
+    return Owned(**parts, times=(times[0], times[1]))
 
 
 def _since(times: Microseconds, users: Positions, min_cases: int) -> int | None:
@@ -234,35 +252,19 @@ class ShownLists:
         return request is not None and bundle in self._by_request.get((user, request), {bundle})
 
 
-def _times(
-    rows: Iterable[tuple[str, str, int, str | None]],
-    matrix: sparse.csr_matrix,
-    users: Vocabulary,
-    things: Vocabulary,
-) -> tuple[Microseconds, dict[int, str]]:
-    """Returns the time of each pair of a matrix, and the request ids of pairs that have one."""
-    row, column = pairs_of(matrix)
-    width = len(things)
-    keys = row.astype(np.int64) * width + column  # ascending
-    times, requests = np.full(len(keys), LONG_AGO), dict[int, str]()
-    unread = iter(rows)
-    while batch := list(islice(unread, _READ_AT_ONCE)):
-        names, ids, at, request = zip(*batch, strict=True)
-        user, thing = (
-            np.fromiter((known.known_positions.get(name, -1) for name in part), np.int64)
-            for known, part in ((users, names), (things, ids))
-        )
-        places = np.searchsorted(keys, user * width + thing)
-        # The dataset was read a moment earlier, so it lacks what is newer.
-        known = (user >= 0) & (thing >= 0) & (places < len(keys))
-        known[known] = keys[places[known]] == (user * width + thing)[known]
-        times[places[known]] = np.array(at, np.int64)[known]
-        requests |= {
-            int(places[number]): request[number]
-            for number in np.flatnonzero(known).tolist()
-            if request[number] is not None
-        }
-    return times, requests
+def _requests(rows: Iterable[tuple[str, str, str]], dataset: BundleDataset) -> dict[int, str]:
+    """Returns the request ids of user-bundle pairs that have one."""
+    users, bundles = dataset.users.known_positions, dataset.bundles.known_positions
+    matrix = dataset.user_bundle
+    found: dict[int, str] = {}
+    for user, bundle, request in rows:
+        row, column = users.get(user, -1), bundles.get(bundle, -1)
+        if row < 0 or column < 0:  # the dataset was read a moment earlier, so it lacks what is newer
+            continue
+        place = int(matrix.indptr[row] + np.searchsorted(row_of(matrix, row), column))
+        if place < matrix.indptr[row + 1] and matrix.indices[place] == column:
+            found[place] = request
+    return found
 
 
 def one_of_each(users: Positions, pairs: Pairs) -> Pairs:

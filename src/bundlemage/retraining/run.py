@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from bundlemage.retraining.holding_out import completions_of, hold_out, question
 from bundlemage.retraining.purchases import PLACES, choose_purchases
 from bundlemage.retraining.sweep import STAMP, sweep
 from bundlemage.retraining.unseen import learned_by, new_bundles
-from bundlemage.scorecard import scorecard
+from bundlemage.scorecard import BySlice, figures_json, scorecard
 from bundlemage.store.records import ModelRecord
 from bundlemage.store.repository import AnyModel, Store
 from bundlemage.training.history import EpochProgress, Observer
@@ -78,6 +78,8 @@ class Retrained:
     """The folders of old models that should be removed, but the system did not allow it."""
     test: tuple[Evaluation, ...] = ()
     """The metrics of the new model and of the popularity baseline, with sampled negatives as candidates."""
+    slices: BySlice = field(default_factory=dict)
+    """The metrics of the new model in slices of the cases, for each task."""
     training: TrainingResult | None = None
     """The training of the model that was tested. A published model was then trained again on all data."""
 
@@ -178,10 +180,12 @@ def retrain(
         good, reason = _verdict(outcome, tolerance, store.state().model)
         if good or force:
             reason += f"; it was then trained again on all {dataset.user_bundle.nnz:,} user-bundle pairs"
+        card = scorecard(candidate, split)
         outcome = replace(
             outcome,
             reason=reason if good or not force else f"forced: {reason}",
-            test=scorecard(candidate, split).rows,
+            test=card.rows,
+            slices=card.slices,
             training=candidate.training,
         )
         if not good and not force:
@@ -283,7 +287,7 @@ def _metrics(outcome: Retrained, tolerance: float) -> dict[str, Any]:
         about |= {"decided_by": DECISIVE, "tolerance": tolerance, "prompted": outcome.prompted}
         about |= {"since": outcome.since.isoformat() if outcome.since else None, **vars(outcome.comparison)}
         about |= {"generation": vars(outcome.generation) if outcome.generation else None}
-    return {"test": [row.to_json() for row in outcome.test], "retrain": about}
+    return {**figures_json(outcome.test, outcome.slices), "retrain": about}
 
 
 def _check_finished(model: Recommender) -> None:

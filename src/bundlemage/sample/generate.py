@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,7 +28,6 @@ from scipy import sparse
 
 from bundlemage.data.dataset import (
     BUNDLE_SCHEMA,
-    EVENTS_OF,
     ITEM_SCHEMA,
     BundleDataset,
     Catalogue,
@@ -398,8 +397,16 @@ def distinct_pairs(
 # Files
 
 
-def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv") -> list[Path]:  # noqa: A002
+def write_shop(
+    dataset: BundleDataset,
+    folder: Path,
+    format: TableFormat = "csv",  # noqa: A002
+    event_types: Mapping[str, float] | None = None,
+) -> list[Path]:
     """Write the tables `user_item`, `user_bundle` and `bundle_item` of a data set, and its catalogue, if any.
+
+    Times and weights of pairs are the columns `at` and `weight`. With `event_types`, a type of event and its
+    weight, weights are the column `event` instead. Rejected pairs are not written.
 
     `folder` must be new or empty. It is written completely or not at all. Returns the paths of the files.
     """
@@ -410,7 +417,7 @@ def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv"
         raise ConfigError(f"{folder} is in use (not an empty folder, or the current one); name a new folder")
     paths = []
     with beside(folder) as building:
-        for name, table in _tables(dataset):
+        for name, table in _tables(dataset, event_types):
             path = building / f"{name}.{format}"
             paths.append(folder / path.name)
             if format == "parquet":
@@ -422,31 +429,36 @@ def write_shop(dataset: BundleDataset, folder: Path, format: TableFormat = "csv"
     return paths
 
 
-def _tables(dataset: BundleDataset) -> Iterator[tuple[str, pa.Table]]:
-    for name, rows, columns in (
-        ("user_item", dataset.users, dataset.items),
-        ("user_bundle", dataset.users, dataset.bundles),
-        ("bundle_item", dataset.bundles, dataset.items),
+def _tables(
+    dataset: BundleDataset, event_types: Mapping[str, float] | None
+) -> Iterator[tuple[str, pa.Table]]:
+    for name, rows, columns, events in (
+        ("user_item", dataset.users, dataset.items, dataset.item_events),
+        ("user_bundle", dataset.users, dataset.bundles, dataset.bundle_events),
+        ("bundle_item", dataset.bundles, dataset.items, Events()),
     ):
         positions = zip((rows, columns), pairs_of(getattr(dataset, name)), strict=True)
-        pairs = {f"{ids.kind}_id": ids.to_arrow().take(pa.array(at)) for ids, at in positions}
-        yield (
-            name,
-            pa.table(pairs | (_events(getattr(dataset, EVENTS_OF[name])) if name in EVENTS_OF else {})),
-        )
+        ids = {f"{kind.kind}_id": kind.to_arrow().take(pa.array(place)) for kind, place in positions}
+        yield name, pa.table({**ids, **_facts(events, event_types)})
     if dataset.catalogue is not None:
         for name, table in (("items", dataset.catalogue.items), ("bundles", dataset.catalogue.bundles)):
             known = [column for column in table.column_names if table[column].null_count < len(table)]
             yield name, table.select(known)
 
 
-def _events(events: Events) -> dict[str, pa.Array]:
-    """The columns `at` and `weight` of pairs, as far as they are known. Rejected pairs have no rows."""
-    columns: dict[str, pa.Array] = {}
+def _facts(events: Events, event_types: Mapping[str, float] | None) -> dict[str, Any]:
+    """The columns of what is known about the pairs. Times are in whole seconds if they all are."""
+    columns: dict[str, Any] = {}
     if events.at is not None:
-        columns["at"] = pa.array(events.at, pa.timestamp("us", "UTC"), mask=events.at == UNDATED)
-    if events.weight is not None:
+        dated = events.at != UNDATED
+        whole = not (events.at[dated] % 1_000_000).any()
+        at = pa.array(np.where(dated, events.at, 0), pa.timestamp("us", "UTC"), mask=~dated)
+        columns["at"] = at.cast(pa.timestamp("s", "UTC")) if whole else at
+    if events.weight is not None and event_types is None:
         columns["weight"] = pa.array(events.weight)
+    elif events.weight is not None and event_types is not None:
+        names = {np.float32(weight): name for name, weight in event_types.items()}
+        columns["event"] = pa.array([names[weight] for weight in events.weight], pa.string())
     return columns
 
 

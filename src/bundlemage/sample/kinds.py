@@ -18,6 +18,11 @@ popularity. Unless a kind says otherwise, users also buy single items, by the sa
 - `near-copies`: groups of four bundles. Two bundles of a group differ in one item or two. A user who likes a
   group buys one of its bundles, and in one case of ten a second one.
 - `no-items`: users have bundles and no items at all.
+- `seasons`: purchases have times in two years. A user likes one theme at a time, and the next one more and
+  more. Most bundles appear in the course of the two years, and sell best when they are new. Each theme has a
+  season. A purchase is of a bundle and in a month: `month_chance` has the chance of each.
+- `views`: for each purchase, a user has views of four other things, of any theme. They tell nothing about the
+  user. `EVENTS` has the weights of both types of events in the data set.
 
 As in `generate`, the same seed gives the same shop on every platform.
 """
@@ -40,8 +45,10 @@ from bundlemage.data.dataset import (
     as_binary,
     binary_matrix,
     catalogue_table,
+    pairs_of,
     row_of,
 )
+from bundlemage.data.events import Events
 from bundlemage.errors import ConfigError
 from bundlemage.sample import words
 from bundlemage.sample.generate import (
@@ -54,6 +61,14 @@ from bundlemage.sample.generate import (
     ids_of,
     popularity,
     sample_shop,
+)
+from bundlemage.sample.seasons import (
+    MONTHS,
+    drawn_months,
+    drifting_taste,
+    life_cycles,
+    monthly_weights,
+    times_in,
 )
 from bundlemage.sample.words import Integers, Random, pick, shuffled
 
@@ -81,6 +96,12 @@ class Kind:
     """The number of bundles that sell ten times better than their rank says."""
     copies: int = 1
     """The number of bundles in a group of near-copies."""
+    items_per_user: Sequence[int] = range(4, 13)
+    """The same as `bundles_per_user` for items that users buy on their own."""
+    views: int = 0
+    """For each purchase, a user has views of this many other things, which are drawn at random."""
+    seasons: bool = False
+    """Purchases have times; tastes and popularity change."""
 
 
 GAMES = "games"
@@ -96,9 +117,12 @@ KINDS: Mapping[str, Kind] = {
     "large-catalogue": Kind(150, 1500, 3000, 60, range(4, 13)),
     "near-copies": Kind(300, 320, 800, 20, range(2, 8), bundle_sizes=(6, 7, 8), copies=4),
     "no-items": Kind(400, 200, 240, 12, range(2, 9), user_items="none"),
+    "views": Kind(400, 200, 240, 12, range(3, 9), views=4),
+    "seasons": Kind(600, 240, 360, 12, range(6, 15), items_per_user=range(8, 25), seasons=True),
 }
+EVENTS: Mapping[str, float] = {"view": 0.05, "buy": 1.0}
+"""The types of events of `views`, and their weights."""
 _STRAY_SHARE = 0.1
-_ITEMS_PER_USER = range(4, 13)
 _HIGHEST_CHANCE = 0.9
 _COPY_WEIGHTS = (4, 3, 2, 1)
 _SECOND_COPY_SHARE = 0.1
@@ -113,6 +137,8 @@ class ShopOfKind:
     """The chance that the user buys the bundle. The sum of a column is the expected number of its buyers."""
     item_theme: Integers  # [items]
     """Items of the same theme belong together."""
+    month_chance: Floats | None = None  # [users, bundles, months]
+    """For `seasons`: the chance that the user buys the bundle in the month."""
 
 
 def shop_of_kind(kind: str, seed: int = 0) -> ShopOfKind:
@@ -122,27 +148,43 @@ def shop_of_kind(kind: str, seed: int = 0) -> ShopOfKind:
     if seed < 0:
         raise ConfigError(f"sample shop: seed is {seed}; it must be at least 0")
     plan = KINDS[kind]
-    planting, buying, packing, owning, labelling = (
-        np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(5)
+    planting, buying, packing, owning, labelling, viewing = (
+        np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(6)
     )
     item_theme = shuffled(planting, np.arange(plan.items) % plan.themes)
-    taste = _taste(planting, plan)
-    counts = shuffled(planting, np.resize(plan.bundles_per_user, plan.users))
-    if plan.one_buyer:
-        groups = np.arange(plan.bundles)
-        group_theme, chance, bought = _made_for_users(buying, plan, taste, counts)
+    groups, month_chance, bundle_events, item_events = np.arange(plan.bundles), None, Events(), Events()
+    if plan.seasons:
+        drifting = drifting_taste(planting, plan.users, plan.themes)
+        group_theme = shuffled(planting, np.arange(plan.bundles) % plan.themes)
+        cycles = life_cycles(planting, group_theme, popularity(buying, plan.bundles))
+        weights = monthly_weights(drifting[:, :, group_theme], cycles)
+        chance, bought, bundle_events = _bought_in_months(buying, weights, plan.bundles_per_user)
+        month_chance = (chance / weights.sum(axis=2))[:, :, None] * weights
     else:
-        groups = shuffled(planting, np.arange(plan.bundles) // plan.copies)
-        group_theme, chance, bought = _bought_by_taste(buying, plan, taste, counts, groups)
+        taste = _taste(planting, plan)
+        counts = shuffled(planting, np.resize(plan.bundles_per_user, plan.users))
+        if plan.one_buyer:
+            group_theme, chance, bought = _made_for_users(buying, plan, taste, counts)
+        else:
+            groups = shuffled(planting, np.arange(plan.bundles) // plan.copies)
+            group_theme, chance, bought = _bought_by_taste(buying, plan, taste, counts, groups)
     bundle_item = _contents(packing, plan, item_theme, group_theme, groups)
     user_bundle = as_binary(bought)
     user_item = sparse.csr_matrix((plan.users, plan.items))
     if plan.user_items == "contents":
         user_item = as_binary(user_bundle @ bundle_item)
+    elif plan.seasons:
+        all_year = np.repeat(popularity(owning, plan.items)[:, None], MONTHS, axis=1)
+        weights = monthly_weights(drifting[:, :, item_theme], all_year)
+        _, owned, item_events = _bought_in_months(owning, weights, plan.items_per_user)
+        user_item = as_binary(owned)
     elif plan.user_items == "own":
-        weights = taste[:, item_theme] * popularity(owning, plan.items)
-        sizes = shuffled(owning, np.resize(_ITEMS_PER_USER, plan.users))
-        user_item = as_binary(_drawn(owning, _chances(weights, sizes)))
+        liked = taste[:, item_theme] * popularity(owning, plan.items)
+        sizes = shuffled(owning, np.resize(plan.items_per_user, plan.users))
+        user_item = as_binary(_drawn(owning, _chances(liked, sizes)))
+    if plan.views:
+        user_bundle, bundle_events = _with_views(viewing, user_bundle, plan.views)
+        user_item, item_events = _with_views(viewing, user_item, plan.views)
     users, items, bundles = (
         ids_of(name, name[0], size)
         for name, size in (("user", plan.users), ("item", plan.items), ("bundle", plan.bundles))
@@ -156,8 +198,10 @@ def shop_of_kind(kind: str, seed: int = 0) -> ShopOfKind:
         bundles=bundles,
         catalogue=_catalogue(labelling, item_theme, group_theme[groups], bundle_item, (items, bundles)),
         name=f"sample:{kind}",
+        item_events=item_events,
+        bundle_events=bundle_events,
     )
-    return ShopOfKind(dataset, chance, item_theme)
+    return ShopOfKind(dataset, chance, item_theme, month_chance)
 
 
 def dataset_of_kind(kind: str) -> BundleDataset:
@@ -215,6 +259,29 @@ def _bought_by_taste(
     share = np.empty(plan.bundles)
     share[members] = np.array(_COPY_WEIGHTS) / sum(_COPY_WEIGHTS)
     return theme, chance[:, groups] * share * (1 + _SECOND_COPY_SHARE), bought
+
+
+def _bought_in_months(
+    random: Random, weights: Integers, numbers: Sequence[int]
+) -> tuple[Floats, Mask, Events]:
+    """Returns the chances, the purchases and their times. `weights` are [users, things, months]. A user buys
+    a thing at most once. `numbers` of things are equally frequent among the users."""
+    totals = weights.sum(axis=2)
+    chance = _chances(totals, shuffled(random, np.resize(numbers, len(totals))))
+    bought = _drawn(random, chance)
+    months = drawn_months(random, weights[bought])
+    return chance, bought, Events(at=times_in(random, months))
+
+
+def _with_views(random: Random, bought: sparse.csr_matrix, views: int) -> tuple[sparse.csr_matrix, Events]:
+    """Adds views of things that a user did not buy: so many for each purchase, all alike."""
+    width = bought.shape[1]
+    counts = np.minimum(np.diff(bought.indptr) * views, width).astype(np.int64)
+    viewed = distinct_pairs(random, counts, width, lambda rows: pick(random, width, len(rows)))
+    both = as_binary(bought + viewed)
+    weights = np.full(both.shape, EVENTS["view"], np.float32)
+    weights[bought.nonzero()] = EVENTS["buy"]
+    return both, Events(weight=weights[pairs_of(both)])
 
 
 def _chances(weights: Integers, counts: Integers) -> Floats:

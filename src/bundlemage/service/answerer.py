@@ -136,7 +136,7 @@ class Answerer:
             answers = iter(self._answers(live, good))
             return [error or next(answers) for error in errors]
         names = list({question.user for question in questions if isinstance(question.user, str)})
-        histories = self.own_store.histories(names) if names else {}
+        histories = histories_of(live, self.own_store, names) if names else {}
         owned = [histories[q.user] if isinstance(q.user, str) else q.user for q in questions]
         outcomes = live.answer([replace(q, user=user) for q, user in zip(questions, owned, strict=True)])
         return [
@@ -367,6 +367,13 @@ def give_back_memory() -> None:
     """Return free memory to the system. The C library would keep what the replaced model has used."""
     with suppress(OSError, AttributeError):  # not Linux, or another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def histories_of(
+    live: Live, store: Store, user_ids: Sequence[str], *, in_order: bool = True
+) -> dict[str, Owned]:
+    """Returns the histories of users with all that the model reads of them (see `Store.histories`)."""
+    return store.histories(user_ids, in_order=in_order, times=live.recency is not None)
 
 
 def check_catalogue(live: Live, items: Sequence[str] = (), bundles: Sequence[str] = ()) -> None:

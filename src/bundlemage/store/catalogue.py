@@ -9,17 +9,30 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import repeat
 from typing import Any, Final, Literal, TypeAlias
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
 from sqlalchemy import Connection, Row, Select, Table, delete, insert, select, update
 
-from bundlemage.data.dataset import BUNDLE_SCHEMA, ITEM_SCHEMA, BundleDataset, Vocabulary, empty_catalogue
-from bundlemage.errors import ExistsError, StoreError, UnknownThingsError
+from bundlemage.data.dataset import (
+    BUNDLE_SCHEMA,
+    ITEM_SCHEMA,
+    BundleDataset,
+    Vocabulary,
+    empty_catalogue,
+    row_of,
+)
+from bundlemage.data.events import UNDATED, Events
+from bundlemage.errors import ExistsError, StoreError, UnknownThingsError, UnstorableError
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.assemble import read_frames
 from bundlemage.store.connections import StorePart
 from bundlemage.store.models import (
+    EARLIEST,
     bundle_item,
     bundles,
     clock,
@@ -30,7 +43,17 @@ from bundlemage.store.models import (
     user_bundle,
     user_item,
 )
-from bundlemage.store.records import Bundle, CatalogueChange, Item, State, check_ids, check_thing, is_id
+from bundlemage.store.records import (
+    Bundle,
+    CatalogueChange,
+    Item,
+    State,
+    check_ids,
+    check_thing,
+    is_id,
+    numbers_of,
+    vector_of,
+)
 
 Kind = Literal["item", "bundle"]
 _TABLES: dict[Kind, Table] = {"item": items, "bundle": bundles}
@@ -45,6 +68,8 @@ _ITEM = select(*(items.c[field.name] for field in fields(Item)))
 _BUNDLE = select(*(bundles.c[field.name] for field in fields(Bundle) if field.name != "items"))
 _QUERIES: dict[Kind, Select[Any]] = {"item": _ITEM, "bundle": _BUNDLE}
 _READ_AT_ONCE: Final = 100_000
+_WORTH: Final = {"taken": 1.0, "rejected": -1.0}
+"""The types of events in `_events`."""
 _Rows: TypeAlias = tuple[Table, Sequence[str], int, Iterable[tuple[Any, ...]]]
 """A table, the names of its columns, the number of rows, and the rows."""
 
@@ -127,6 +152,7 @@ class CatalogueStore(StorePart):
             for index in indexes:  # creating them at the end is faster than updating them for each row
                 index.drop(connection)
             tables = _tables(dataset, version)
+            connection.execute(update(clock).values(vector_length=_vector_length(dataset)))
             total, done = sum(size for _, _, size, _ in tables), 0
             for table, columns, _, rows in tables:
                 for count in insert_many(connection, table, columns, rows):
@@ -143,14 +169,37 @@ class CatalogueStore(StorePart):
         Raises `DataError` if one of the tables is empty.
         """
         with self._database.snapshot(long=True) as connection:
+            of_items, of_bundles = (_events(connection, table) for table in (user_item, user_bundle))
+            has_types = "event" in {*of_items.column_names, *of_bundles.column_names}
             return read_frames(
-                user_item=_arrow(connection, select(user_item.c.user_id, user_item.c.item_id)),
-                user_bundle=_arrow(connection, select(user_bundle.c.user_id, user_bundle.c.bundle_id)),
+                of_items,
+                of_bundles,
                 bundle_item=_arrow(connection, select(bundle_item.c.bundle_id, bundle_item.c.item_id)),
                 items=_described(connection, items, ITEM_SCHEMA),
                 bundles=_described(connection, bundles, BUNDLE_SCHEMA),
                 name="store",
+                events=_WORTH if has_types else None,
             ).dataset
+
+
+def _check_vector(connection: Connection, item: Item) -> None:
+    """Raise `UnstorableError` if an item's vector is not as long as those of the others. The row of the
+    `clock` table must be locked."""
+    if item.vector is None:
+        return
+    length, given = connection.scalar(select(clock.c.vector_length)), len(item.vector) // 4
+    if length == given:
+        return
+    # The length is that of vectors which may be gone by now.
+    others = select(items.c.vector).where(items.c.vector.is_not(None), items.c.id != item.id).limit(1)
+    other = None if length is None else connection.scalar(others)
+    if other is not None:
+        raise UnstorableError(
+            f"the vector of item {item.id!r} has {given:,} numbers, but those of other items have "
+            f"{len(other) // 4:,}. Give all items vectors of one length; to change the length, first "
+            "remove the vectors of all items"
+        )
+    connection.execute(update(clock).values(vector_length=given))
 
 
 def next_version(connection: Connection) -> int:
@@ -181,6 +230,8 @@ def _put(connection: Connection, thing: Item | Bundle, only_new: bool = False) -
         check_known(connection, "bundle", [thing.sells_like] if thing.sells_like is not None else [])
     table = _TABLES[kind]
     values["version"] = next_version(connection)
+    if isinstance(thing, Item):
+        _check_vector(connection, thing)
     changed = connection.execute(update(table).where(table.c.id == thing.id).values(values)).rowcount
     if changed and only_new:
         raise ExistsError(kind, thing.id)  # the error rolls the change back
@@ -219,9 +270,25 @@ def _tables(dataset: BundleDataset, version: int) -> list[_Rows]:
         _things(items, of_items, version),
         _things(bundles, of_bundles, version),
         (bundle_item, bundle_item.c.keys(), dataset.bundle_item.nnz, contents),
-        _pairs(user_item, dataset.user_item, users, dataset.items),
-        _pairs(user_bundle, dataset.user_bundle, users, dataset.bundles),
+        _pairs(user_item, dataset.user_item, dataset.item_events, users, dataset.items),
+        _pairs(user_bundle, dataset.user_bundle, dataset.bundle_events, users, dataset.bundles),
     ]
+
+
+def _vector_length(dataset: BundleDataset) -> int | None:
+    """Returns the length of the items' vectors; None if there are none."""
+    if dataset.catalogue is None:
+        return None
+    vectors = dataset.catalogue.items["vector"]
+    lengths = pc.list_value_length(vectors).combine_chunks()
+    known = lengths.drop_null().unique().to_pylist()
+    if len(known) > 1:
+        different = lengths.index(known[1]).as_py()
+        raise UnstorableError(
+            f"the vector of item {dataset.items[different]!r} has {known[1]:,} numbers, but that of another "
+            f"item has {known[0]:,}. Give all items vectors of one length"
+        )
+    return known[0] if known else None
 
 
 def _details(schema: pa.Schema) -> list[str]:
@@ -229,17 +296,44 @@ def _details(schema: pa.Schema) -> list[str]:
 
 
 def _things(table: Table, rows: pa.Table, version: int) -> _Rows:
-    columns = [rows[name].to_pylist() for name in rows.column_names]
+    columns = [rows[name].to_pylist() if name != "vector" else [] for name in rows.column_names]
     tags = rows.column_names.index("tags")
     columns[tags] = [json.dumps(names or []) for names in columns[tags]]
+    if "vector" in rows.column_names:
+        columns[rows.column_names.index("vector")] = [
+            vector_of(numbers.values.to_numpy()) if numbers.is_valid else None for numbers in rows["vector"]
+        ]
     stamped = ((*row, False, version) for row in zip(*columns, strict=True))
     return table, [*_details(rows.schema), "withdrawn", "version"], len(rows), stamped
 
 
-def _pairs(table: Table, matrix: Any, users: Vocabulary, things: Vocabulary) -> _Rows:
+def _pairs(table: Table, matrix: Any, events: Events, users: Vocabulary, things: Vocabulary) -> _Rows:
     """Returns the pairs in the order of the table's key: the database then only appends, which is fast."""
-    pairs = ((user, thing) for user, names in _lists(matrix, users, things) for thing in sorted(names))
-    return table, table.c.keys()[:2], matrix.nnz, pairs
+    key = table.c.keys()[:2]
+    if not events:
+        pairs = ((user, thing) for user, names in _lists(matrix, users, things) for thing in sorted(names))
+        return table, key, matrix.nnz, pairs
+    size = matrix.nnz + (0 if events.rejected is None else events.rejected.nnz)
+    return table, [*key, "at", "weight"], size, _dated(matrix, events, users, things)
+
+
+def _dated(
+    matrix: Any, events: Events, users: Vocabulary, things: Vocabulary
+) -> Iterator[tuple[str, str, int | None, float | None]]:
+    """Yields the pairs with their times and weights, and the rejected ones."""
+    ids, edges = things.ids, matrix.indptr.tolist()
+    for row in sorted(range(len(users)), key=users.ids.__getitem__):
+        entries = slice(edges[row], edges[row + 1])
+        names = [ids[entry] for entry in matrix.indices[entries].tolist()]
+        at: Iterable[int] = repeat(UNDATED) if events.at is None else events.at[entries].tolist()
+        weights: Iterable[float] = repeat(1.0)
+        if events.weight is not None:
+            weights = map(float, map(str, events.weight[entries]))  # 0.2, and not 0.20000000298
+        rows = list(zip(names, at, weights, strict=False))
+        if events.rejected is not None:
+            rows += [(ids[entry], UNDATED, -1.0) for entry in row_of(events.rejected, row).tolist()]
+        for name, moment, weight in sorted(rows):
+            yield users[row], name, None if moment == UNDATED else moment, None if weight == 1 else weight
 
 
 def _lists(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple[str, list[str]]]:
@@ -248,6 +342,34 @@ def _lists(matrix: Any, rows: Vocabulary, columns: Vocabulary) -> Iterator[tuple
     for position in sorted(range(len(rows)), key=rows.ids.__getitem__):
         entries = matrix.indices[edges[position] : edges[position + 1]].tolist()
         yield rows[position], [ids[entry] for entry in entries]
+
+
+def _events(connection: Connection, table: Table) -> pa.Table:
+    """Returns interactions as `read_frames` takes them, without columns that say nothing."""
+    user_id, thing_id, *_ = table.c
+    query = select(user_id, thing_id, sa.type_coerce(table.c.at, sa.BigInteger), table.c.weight)
+    result = connection.execute(query, execution_options={"stream_results": True})
+    names, says = [user_id.name, thing_id.name, "at", "weight", "event"], [True, True, False, False, False]
+    tables = [_events_table(names, ((),) * 4)]
+    for rows in result.yield_per(_READ_AT_ONCE).partitions():
+        columns = tuple(zip(*rows, strict=True))
+        tables.append(_events_table(names, columns))
+        known = [weight for weight in columns[3] if weight is not None]
+        facts = any(at is not None for at in columns[2]), bool(known), any(weight < 0 for weight in known)
+        says = [*says[:2], *(before or now for before, now in zip(says[2:], facts, strict=True))]
+    whole = pa.concat_tables(tables)
+    return whole.select([name for name, kept in zip(names, says, strict=True) if kept])
+
+
+def _events_table(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> pa.Table:
+    """Returns some interactions: users, things, times, weights, and whether they were taken or rejected. Ids
+    are dictionary arrays: a batch stores each distinct id once."""
+    users, things, at, weights = columns
+    known = np.array([1.0 if weight is None else weight for weight in weights], np.float64)
+    event = pa.DictionaryArray.from_arrays(pa.array(known < 0).cast(pa.int32()), list(_WORTH))
+    ids = [pa.array(values, pa.string()).dictionary_encode() for values in (users, things)]
+    times = pc.max_element_wise(pa.array(at, pa.int64()), EARLIEST, skip_nulls=False)
+    return pa.table([*ids, times.cast(pa.timestamp("us", "UTC")), pa.array(np.abs(known)), event], names)
 
 
 def _arrow(connection: Connection, query: Select[Any]) -> pa.Table:
@@ -265,5 +387,8 @@ def _arrow(connection: Connection, query: Select[Any]) -> pa.Table:
 def _described(connection: Connection, table: Table, schema: pa.Schema) -> pa.Table:
     columns = [table.c[name] for name in _details(schema)]
     rows = connection.execute(select(*columns)).all()
-    values = zip(*rows, strict=True) if rows else [()] * len(columns)
-    return pa.table([pa.array(list(c), f.type) for c, f in zip(values, schema, strict=True)], schema=schema)
+    values = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in columns]
+    if "vector" in schema.names:
+        place = schema.names.index("vector")
+        values[place] = [None if vector is None else numbers_of(vector) for vector in values[place]]
+    return pa.table([pa.array(c, f.type) for c, f in zip(values, schema, strict=True)], schema=schema)

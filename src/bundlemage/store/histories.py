@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final
@@ -15,16 +15,20 @@ from typing import Any, Final
 import numpy as np
 import sqlalchemy as sa
 from sqlalchemy import Connection, Select, Table, Text, delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import CompoundSelect, TextualSelect
 
+from bundlemage.data.events import UNDATED
 from bundlemage.errors import BundleMageError, IdempotencyError, StoreError
 from bundlemage.store.catalogue import Kind, check_known
 from bundlemage.store.connections import StorePart
 from bundlemage.store.models import (
+    IS_WEAK,
     elements,
     erased,
     idempotency,
+    insert_into,
     insert_new,
     insert_or_replace,
     is_sqlite,
@@ -33,8 +37,10 @@ from bundlemage.store.models import (
     served,
     user_bundle,
     user_item,
+    written,
 )
 from bundlemage.store.records import (
+    Entry,
     InteractionRecord,
     InteractionsRecord,
     Owned,
@@ -56,7 +62,8 @@ _SECONDS_BETWEEN_FORGETTING: Final = 3600
 _GROUP_LOCK_MS: Final = 200
 """Milliseconds that one record of several waits for a PostgreSQL lock. The others wait with it."""
 _SEPARATOR: Final = "\x1f"  # a control character, which no id contains
-_LONG_AGO: Final = -(2**63)  # imported interactions have no time
+_BEFORE_WEIGHT: Final = "\x1e"  # another one
+_LONG_AGO: Final = UNDATED  # imported interactions may have no time
 _LAST_LETTERS: Final = LONGEST_ID * "\U0010ffff"
 """The beginning of an id, followed by these letters, sorts after every id with the same beginning."""
 _TABLES: dict[Kind, tuple[Table, sa.Column[str]]] = {
@@ -81,22 +88,43 @@ class HistoryStore(StorePart):
     _forgot_at = -math.inf
     _must_empty_log = True  # at the start, too: an earlier process may have been killed before emptying it
 
-    def histories(self, user_ids: Sequence[str], *, in_order: bool = True) -> dict[str, Owned]:
+    def histories(
+        self, user_ids: Sequence[str], *, in_order: bool = True, times: bool = False
+    ) -> dict[str, Owned]:
         """Return the history of each user, with one query; `Owned()` for a user without a history.
 
-        Without `in_order`, nothing is sorted, which takes less time.
+        Without `in_order`, nothing is sorted, which takes less time. With `times`, the histories have their
+        times.
         """
         names = list(filter(is_id, dict.fromkeys(user_ids)))
+        owned: dict[tuple[str, Kind], tuple[str, ...]] = {}
+        weighted: dict[tuple[str, Kind], dict[str, float]] = {}
+        moments: dict[tuple[str, Kind], dict[str, int]] = {}
         with self._database.read() as connection:
-            rows = connection.execute(_histories(), {"users": names})
-            owned = {
-                (user_id, kind): _oldest_first(things, times) if in_order else tuple(things.split(_SEPARATOR))
-                for user_id, kind, things, times in rows
-            }
+            for user_id, kind, things, at, weights in connection.execute(_histories(), {"users": names}):
+                key = user_id, kind
+                owned[key] = _oldest_first(things, at) if in_order else tuple(things.split(_SEPARATOR))
+                if weights is not None:
+                    weighted[key] = _weights_in(weights)
+                if times:
+                    moments[key] = dict(
+                        zip(things.split(_SEPARATOR), map(_moment, at.split(_SEPARATOR)), strict=True)
+                    )
+        if weighted or times:
+            return {user_id: _history(user_id, owned, weighted, moments, times) for user_id in user_ids}
         return {
             user_id: Owned(owned.get((user_id, "item"), ()), owned.get((user_id, "bundle"), ()))
             for user_id in user_ids
         }
+
+    def entries(self, kind: Kind, user_id: str) -> list[Entry]:
+        """Return all that the store knows about a user's items or bundles, oldest first."""
+        table, thing = _TABLES[kind]
+        columns = (thing.label("thing_id"), table.c.at, table.c.weight, table.c.event)
+        in_order = func.coalesce(sa.type_coerce(table.c.at, sa.BigInteger), _LONG_AGO)
+        query = select(*columns).where(table.c.user_id == user_id).order_by(in_order, thing)
+        rows = self._rows(query) if is_id(user_id) else []
+        return [Entry(**{**row, "weight": 1.0 if row["weight"] is None else row["weight"]}) for row in rows]
 
     def add_interactions(
         self,
@@ -106,6 +134,10 @@ class HistoryStore(StorePart):
         caller: str = "",
     ) -> Recorded:
         """Write all interactions, or none if an error is raised.
+
+        The store keeps one interaction of each user and thing. The strongest counts, and of equal ones the
+        first. A later rejection takes its place, and a still later interaction takes the rejection back. At
+        equal times the rejection counts.
 
         A repeated call with the same `caller`, `idempotency_key` and interactions writes nothing and returns
         the first result. Raises `IdempotencyError` if the interactions differ, and `UnknownThingsError` for
@@ -210,24 +242,22 @@ class HistoryStore(StorePart):
                     names, keys = names[lowest], keys[lowest]
         return sorted(names.tolist()), count
 
-    def dated(self, kind: Kind) -> Iterator[tuple[str, str, int, str | None]]:
-        """Yield each user's items or bundles with a time: the user, the thing, the time in microseconds since
-        1970, and the request id. Imported ones have no time."""
-        table, thing = _TABLES[kind]
-        at = sa.type_coerce(table.c.at, sa.BigInteger)
-        query = select(table.c.user_id, thing, at, table.c.request_id).where(table.c.at.is_not(None))
+    def request_ids(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the users' bundles that were written with a request id: the user, the bundle, and this id."""
+        table = user_bundle
+        query = select(table.c.user_id, table.c.bundle_id, table.c.request_id)
+        query = query.where(table.c.request_id.is_not(None))
         with self._database.snapshot(long=True) as connection:
             rows = connection.execute(query, execution_options={"stream_results": True})
             yield from map(tuple, rows.yield_per(_READ_AT_ONCE))
 
     def sales(self) -> Sales:
-        """Return the number of users who have each item and each bundle."""
-        counts = []
+        """Return the number of users who bought each item and each bundle.
+
+        If nothing has a weight of 1 or more, the weights are no such scale, and all that users have counts.
+        """
         with self._database.snapshot(long=True) as connection:
-            for _, thing in _TABLES.values():
-                counted = select(thing.label("id"), func.count().label("users")).group_by(thing)
-                counts.append({row.id: row.users for row in connection.execute(counted)})
-        return Sales(*counts)
+            return Sales(*(_sales(connection, table, thing) for table, thing in _TABLES.values()))
 
     def add_served(self, answers: Sequence[Served]) -> None:
         """Write answers, except those whose user was erased after the answer."""
@@ -278,7 +308,11 @@ class HistoryStore(StorePart):
             )
             taken_at = (
                 select(user_bundle.c.at)
-                .where(user_bundle.c.user_id == recent.c.user_id, user_bundle.c.bundle_id == shown.c.value)
+                .where(
+                    user_bundle.c.user_id == recent.c.user_id,
+                    user_bundle.c.bundle_id == shown.c.value,
+                    func.coalesce(user_bundle.c.weight, 1.0) >= 1,
+                )
                 .scalar_subquery()
             )
             taken = (
@@ -344,15 +378,50 @@ def _oldest_first(things: str, times: str) -> tuple[str, ...]:
     return tuple(name for _, name in dated)
 
 
+def _moment(at: str) -> int:
+    return int(at) if at else UNDATED
+
+
+def _weights_in(text: str) -> dict[str, float]:
+    """Returns the weights of things, from the text that `_histories` makes."""
+    pairs = (part.rpartition(_BEFORE_WEIGHT) for part in text.split(_SEPARATOR))
+    return {name: float(weight) for name, _, weight in pairs}
+
+
+def _history(
+    user_id: str,
+    owned: Mapping[tuple[str, Kind], tuple[str, ...]],
+    weighted: Mapping[tuple[str, Kind], Mapping[str, float]],
+    moments: Mapping[tuple[str, Kind], Mapping[str, int]],
+    times: bool,
+) -> Owned:
+    """Returns a history with weights, in which rejected things stand apart."""
+    parts: dict[str, Any] = {}
+    at: list[tuple[int, ...]] = []
+    for kind in _TABLES:
+        key = user_id, kind
+        names, own = owned.get(key, ()), weighted.get(key, {})
+        kept = tuple(name for name in names if own.get(name, 1) > 0)
+        parts[f"{kind}s"] = kept
+        parts[f"rejected_{kind}s"] = tuple(name for name in names if own.get(name, 1) < 0)
+        if any(weight > 0 for weight in own.values()):
+            parts[f"{kind}_weights"] = tuple(own.get(name, 1.0) for name in kept)
+        at.append(tuple(moments.get(key, {}).get(name, UNDATED) for name in kept))
+    return Owned(**parts, times=(at[0], at[1]) if times else None)
+
+
 @cache
 def _histories() -> CompoundSelect[Any]:
-    """A query with one row per user and kind. The database concatenates the ids, faster than Python would."""
+    """A query with one row per user and kind. The database concatenates the ids, faster than Python would.
+    Of the weights it concatenates only those that are not 1, each with its id: for most users this is null.
+    """
     parts = []
     for kind, (table, thing) in _TABLES.items():
         at = func.coalesce(sa.cast(sa.type_coerce(table.c.at, sa.BigInteger), Text), "")
-        names, moments = (func.aggregate_strings(column, _SEPARATOR) for column in (thing, at))
-        user_id = table.c.user_id
-        columns = (user_id, sa.literal(kind), names, moments)
+        weight = thing + _BEFORE_WEIGHT + sa.cast(table.c.weight, Text)
+        names, moments, weights = (func.aggregate_strings(text, _SEPARATOR) for text in (thing, at, weight))
+        user_id, is_weighted = table.c.user_id, table.c.weight.is_not(None)
+        columns = (user_id, sa.literal(kind), names, moments, weights.filter(is_weighted))
         parts.append(select(*columns).where(one_of(user_id, "users")).group_by(user_id))
     return sa.union_all(*parts)
 
@@ -385,15 +454,61 @@ def _add(connection: Connection, interactions: Sequence[InteractionRecord]) -> R
         check_known(connection, kind, (interaction.thing_id for interaction in of_kind))
         # A fixed order, so two transactions never wait for each other's rows (a deadlock).
         of_kind.sort(key=lambda interaction: (interaction.user_id, interaction.thing_id))
-        columns = ("user_id", thing.name, "at", "request_id")
-        rows = ((each.user_id, each.thing_id, each.at or now, each.request_id) for each in of_kind)
-        new += insert_new(connection, table, [dict(zip(columns, row, strict=True)) for row in rows])
+        rows = [
+            {
+                "user_id": each.user_id,
+                thing.name: each.thing_id,
+                "at": each.at or now,
+                "request_id": each.request_id,
+                "weight": None if each.weight == 1 else each.weight,
+                "event": each.event,
+            }
+            for each in of_kind
+        ]
+        new += written(connection, _insert_what_counts(is_sqlite(connection), table), rows)
     return Recorded(new, len(interactions) - new)
+
+
+@cache
+def _insert_what_counts(for_sqlite: bool, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """Inserts interactions. If the store has one of the same user and thing, it keeps the one that counts."""
+    statement = insert_into(for_sqlite, table)
+    new, old = statement.excluded, table.c
+    before, after = func.coalesce(old.weight, 1.0), func.coalesce(new.weight, 1.0)
+    now = sa.type_coerce(new.at, sa.BigInteger)
+    then = func.coalesce(sa.type_coerce(old.at, sa.BigInteger), _LONG_AGO)
+    counts = sa.or_(
+        sa.and_(before > 0, after > before),
+        sa.and_(before > 0, after < 0, now >= then),
+        sa.and_(before < 0, now > then),
+    )
+    changed = {name: new[name] for name in ("at", "request_id", "weight", "event")}
+    return statement.on_conflict_do_update(index_elements=table.primary_key, set_=changed, where=counts)
+
+
+def _sales(connection: Connection, table: Table, thing: sa.Column[str]) -> dict[str, int]:
+    """Returns how many users bought each thing. Pairs that are no purchases have their own index."""
+
+    def counted(*conditions: Any) -> dict[str, int]:
+        query = select(thing.label("id"), func.count().label("users")).where(*conditions).group_by(thing)
+        return {row.id: row.users for row in connection.execute(query)}
+
+    sales, weak = counted(), counted(IS_WEAK)
+    if not weak:
+        return sales
+    if sum(sales.values()) == sum(weak.values()):
+        return counted(IS_WEAK, table.c.weight > 0)
+    left = {name: users - weak.get(name, 0) for name, users in sales.items()}
+    return {name: users for name, users in left.items() if users}
 
 
 def _digest(interactions: Sequence[InteractionRecord]) -> bytes:
     facts = [
-        (each.user_id, each.kind, each.thing_id, each.at and each.at.timestamp(), each.request_id)
+        (
+            *(each.user_id, each.kind, each.thing_id, each.at and each.at.timestamp(), each.request_id),
+            # Earlier versions knew no strength. The weight of a type of event may change with the model.
+            *([each.event or each.weight] if each.event or each.weight is not None else []),
+        )
         for each in interactions
     ]
     return hashlib.sha256(json.dumps(facts).encode()).digest()
@@ -430,7 +545,8 @@ def _page(search: str, limit: int, after: str) -> CompoundSelect[Any]:
 
 def _counts(connection: Connection, table: Table, names: Sequence[str]) -> Counter[str]:
     user_id = table.c.user_id
-    query = select(user_id, func.count().label("things")).where(one_of(user_id, "users"))
+    is_kept = func.coalesce(table.c.weight, 1.0) > 0
+    query = select(user_id, func.count().label("things")).where(one_of(user_id, "users"), is_kept)
     rows = connection.execute(query.group_by(user_id), {"users": names})
     return Counter({row.user_id: row.things for row in rows})
 

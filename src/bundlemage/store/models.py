@@ -24,6 +24,9 @@ from bundlemage.data.checked_json import parse
 
 _INSERTED_AT_ONCE: Final = 20_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EARLIEST: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+"""The first moment of the year 1 in UTC. A time with a time zone may be a little earlier; it is read as this.
+"""
 
 
 class Moment(TypeDecorator[datetime]):
@@ -36,7 +39,7 @@ class Moment(TypeDecorator[datetime]):
         return None if value is None else (value - _EPOCH) // timedelta(microseconds=1)
 
     def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
-        return None if value is None else _EPOCH + timedelta(microseconds=value)
+        return None if value is None else _EPOCH + timedelta(microseconds=max(value, EARLIEST))
 
 
 class Json(TypeDecorator[Any]):
@@ -85,8 +88,10 @@ clock = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),  # one row, with the id 1
     Column("catalogue", BigInteger, nullable=False),
     Column("model", name_type(), ForeignKey("models.version")),
+    Column("vector_length", Integer),
 )
-"""The catalogue's version, and the model selected for serving. Changes of the catalogue lock this row."""
+"""The catalogue's version, the model selected for serving, and the length of the items' vectors (null: none
+had one yet). Changes of the catalogue lock this row."""
 
 items = Table(
     "items",
@@ -100,6 +105,8 @@ items = Table(
     Column("version", BigInteger, nullable=False, index=True),
     Column("cost", sa.Double),
     Column("image_url", Text),
+    Column("description", Text),
+    Column("vector", sa.LargeBinary),  # float32 numbers, little-endian
 )
 
 bundles = Table(
@@ -127,17 +134,26 @@ bundle_item = Table(
 )
 
 
+IS_WEAK: Final = sa.text("weight < 1")
+"""SQL: whether a row of a history is no purchase. A partial index has these rows."""
+
+
 def _history_table(thing: str) -> Table:
     """A table of users' items or bundles. Without row ids, SQLite stores the rows of a user together."""
-    return Table(
+    table = Table(
         f"user_{thing}",
         metadata,
         Column("user_id", name_type(), primary_key=True),
         Column(f"{thing}_id", name_type(), ForeignKey(f"{thing}s.id"), primary_key=True, index=True),
         Column("at", Moment),  # null for imported datasets
         Column("request_id", Text),
+        Column("weight", sa.Double),  # null is 1; below 1 it is no purchase; below 0 the user rejected it
+        Column("event", Text),  # the type of event, such as view, if the shop gave one
         sqlite_with_rowid=False,
     )
+    name = f"ix_user_{thing}_weak"
+    sa.Index(name, table.c[f"{thing}_id"], sqlite_where=IS_WEAK, postgresql_where=IS_WEAK)
+    return table
 
 
 user_item, user_bundle = _history_table("item"), _history_table("bundle")
@@ -246,18 +262,27 @@ def elements(column: sa.ColumnElement[Any], for_sqlite: bool) -> TableValuedAlia
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
     """Insert the rows that do not exist yet. Returns the number of inserted rows."""
-    statement = _insert_new(is_sqlite(connection), table)
-    return connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
+    return written(connection, _insert_new(is_sqlite(connection), table), rows)
 
 
 @cache  # building it takes longer than looking it up
 def _insert_new(for_sqlite: bool, table: Table) -> sqlite.Insert | postgresql.Insert:
-    return (sqlite.insert(table) if for_sqlite else postgresql.insert(table)).on_conflict_do_nothing()
+    return insert_into(for_sqlite, table).on_conflict_do_nothing()
+
+
+def insert_into(for_sqlite: bool, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """Returns an `INSERT` that may be given a rule for rows whose key exists."""
+    return sqlite.insert(table) if for_sqlite else postgresql.insert(table)
+
+
+def written(connection: Connection, statement: sa.Insert, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Write rows. Returns the number of rows that were inserted or changed."""
+    return connection.execute(statement, rows, execution_options={"preserve_rowcount": True}).rowcount
 
 
 def insert_or_replace(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
     """Insert a row, or update the row with the same key."""
-    insert = sqlite.insert(table) if is_sqlite(connection) else postgresql.insert(table)
+    insert = insert_into(is_sqlite(connection), table)
     key = [column.name for column in table.primary_key]
     values = {column.name: insert.excluded[column.name] for column in table.c if column.name not in key}
     connection.execute(insert.on_conflict_do_update(index_elements=key, set_=values), row)

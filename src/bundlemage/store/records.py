@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from bundlemage.core.history import History
 from bundlemage.errors import UnstorableError
@@ -31,6 +34,9 @@ class Item:
     cost: float | None = None
     """What the shop pays for it. It is confidential."""
     image_url: str | None = None
+    description: str | None = None
+    vector: bytes | None = None
+    """Numbers that describe it to a model: float32, little-endian. All items' vectors have one length."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +83,27 @@ class Owned(History):
 
     items: tuple[str, ...] = ()
     bundles: tuple[str, ...] = ()
+    times: tuple[Sequence[int], Sequence[int]] | None = None
+    """The times of `items` and of `bundles` in microseconds since 1970, or `UNDATED`. None: not read."""
+
+    def without_items(self, names: Collection[str]) -> Owned:
+        """Returns the same history without some of its items."""
+        kept = [place for place, name in enumerate(self.items) if name not in names]
+
+        def of(values: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(values[place] for place in kept)
+
+        return replace(
+            self,
+            items=of(self.items),
+            item_weights=None if self.item_weights is None else of(self.item_weights),
+            times=None if self.times is None else (of(self.times[0]), self.times[1]),
+        )
 
 
 @dataclass(frozen=True)
 class InteractionRecord:
-    """A user took an item or a bundle."""
+    """A user took an item or a bundle, looked at it, or rejected it."""
 
     user_id: str
     kind: Literal["item", "bundle"]
@@ -90,6 +112,21 @@ class InteractionRecord:
     """The time, with a time zone; None means now."""
     request_id: str | None = None
     """The request id of the answer that recommended it, if known."""
+    weight: float | None = None
+    """Its strength. None is 1. What is below 1 is no purchase, and what is below 0 rejects the thing."""
+    event: str | None = None
+    """The type of event, such as `view`; None: a purchase, or a type that is not known."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An interaction that the store has, one for each pair of a user and an item or bundle."""
+
+    thing_id: str
+    at: datetime | None = None
+    weight: float = 1.0
+    """Below 1: no purchase. Below 0: the user returned or dislikes it."""
+    event: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,14 +145,15 @@ class Recorded:
 
     new: int
     known: int
-    """The number of interactions that the store already had. It stores each pair only once."""
+    """The number of interactions that changed nothing. The store keeps one of each pair: the one that counts
+    (see `HistoryStore.add_interactions`)."""
     replayed: bool = False
     """Whether the idempotency key was used before for the same interactions, so nothing was written."""
 
 
 @dataclass(frozen=True)
 class Sales:
-    """The number of users who have each item and each bundle. Numbers of 0 are left out."""
+    """The number of users who bought each item and each bundle. Numbers of 0 are left out."""
 
     items: Mapping[str, int]
     bundles: Mapping[str, int]
@@ -169,6 +207,16 @@ class Key:
     revoked_at: datetime | None = None
 
 
+def vector_of(numbers: Iterable[float]) -> bytes:
+    """Returns a vector in the form of `Item.vector`."""
+    return np.fromiter(numbers, "<f4").tobytes()
+
+
+def numbers_of(vector: bytes) -> npt.NDArray[np.float32]:
+    """Returns the numbers of an `Item.vector`."""
+    return np.frombuffer(vector, "<f4")
+
+
 # ── Checks ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -190,7 +238,10 @@ def check_thing(thing: Item | Bundle) -> None:
     kind = "item" if isinstance(thing, Item) else "bundle"
     named = f"{kind} {thing.id!r}"
     check_ids(kind, [thing.id])
-    for name, text in (("title", thing.title or ""), *(("tags", tag) for tag in thing.tags)):
+    texts = [("title", thing.title or ""), *(("tags", tag) for tag in thing.tags)]
+    if isinstance(thing, Item):
+        texts.append(("description", thing.description or ""))
+    for name, text in texts:
         if any(letter == "\0" or unicodedata.category(letter) == "Cs" for letter in text):
             raise UnstorableError(f"{named} has {name!r} {text[:60]!r}, which is not text. Write it in UTF-8")
     _check_number(f"the price of {named}", thing.price)
@@ -200,6 +251,8 @@ def check_thing(thing: Item | Bundle) -> None:
     if isinstance(thing, Item):
         _check_number(f"the stock of {named}", thing.stock, LARGEST_STOCK)
         _check_number(f"the cost of {named}", thing.cost)
+        if thing.vector is not None and not (thing.vector and np.isfinite(numbers_of(thing.vector)).all()):
+            raise UnstorableError(f"the vector of {named} is empty or has a number that is not finite")
         return
     check_ids("item", thing.items)
     _check_number(f"the discount of {named}", thing.discount, 1)
@@ -224,6 +277,11 @@ def check_event(event: InteractionRecord | Served) -> None:
     check_ids("request", [] if event.request_id is None else [event.request_id])
     check_ids("user", [] if event.user_id is None else [event.user_id])
     check_time(event.at)
+    weight = event.weight if isinstance(event, InteractionRecord) else None
+    if weight is not None and not (math.isfinite(weight) and weight != 0):
+        raise UnstorableError(
+            f"the weight of an interaction is {weight}; expected a number above 0, or below 0 for a rejection"
+        )
 
 
 def check_time(at: datetime | None) -> None:

@@ -19,9 +19,10 @@ from bundlemage.store.histories import HistoryStore
 from bundlemage.store.models import clock, insert_or_replace, keys, metadata, models, sessions
 from bundlemage.store.records import Key, ModelRecord, check_ids, check_time, is_id
 
-NEWEST: Final = 4
+NEWEST: Final = 5
 """The version of the tables in `store.models`. Version 2 added `erased`. Version 3 added the
-expected sales of bundles. Version 4 added costs and images."""
+expected sales of bundles. Version 4 added costs and images. Version 5 added descriptions and vectors of
+items, and the weights and types of interactions."""
 LOCK_NUMBER: Final = 6_235_118_047  # of the PostgreSQL advisory lock for creating and updating tables
 VERSION: Final = Table(
     "bundlemage_version",
@@ -204,9 +205,9 @@ def _version(connection: Connection) -> int:
 
 
 def _add_what_is_missing(connection: Connection) -> None:
-    """Create missing tables, and add missing columns to tables of an earlier version.
+    """Create missing tables, and add missing columns and indexes to tables of an earlier version.
 
-    So far, new versions only added tables and columns. Other changes would need their own code here.
+    So far, new versions only added these. Other changes would need their own code here.
     """
     VERSION.create(connection, checkfirst=True)
     metadata.create_all(connection)
@@ -216,3 +217,5 @@ def _add_what_is_missing(connection: Connection) -> None:
             if column.name not in existing:
                 definition = CreateColumn(column).compile(dialect=connection.dialect)
                 connection.exec_driver_sql(f'ALTER TABLE "{table.name}" ADD COLUMN {definition}')
+        for index in sorted(table.indexes, key=str):
+            index.create(connection, checkfirst=True)

@@ -18,7 +18,7 @@ from scipy.stats import rankdata
 
 from bundlemage.data.dataset import BundleDataset, row_of
 from bundlemage.data.splits import PAD, GenerationCases, Split
-from bundlemage.models.base import Completer, Interactions, Model, require
+from bundlemage.models.base import Completer, Model, require
 from bundlemage.models.ragged import Ragged
 
 USERS = 3
@@ -129,7 +129,7 @@ class _Chooser:
     def __init__(self, model: Model, split: Split, cases: GenerationCases) -> None:
         self.model, self.cases, self.dataset = model, cases, split.dataset
         self.device = next(iter(model.state_dict().values()), torch.empty(0)).device
-        self.interactions = Interactions.of(split.train, self.device)
+        self.interactions = model.interactions(split.train, self.device)
         self.partial = Ragged.from_csr(cases.partial, self.device)
         self.data: BundleDataset = split.train
         self.owned = partial(row_of, self.data.user_item)

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache as remembered
 from functools import cached_property, lru_cache, partial
@@ -31,6 +31,7 @@ from bundlemage.data.dataset import BundleDataset, Vocabulary
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.errors import BundleMageError, CheckpointError, NoModelYetError
 from bundlemage.evaluation import case_metrics, evaluation_of
+from bundlemage.measures.lists import list_measures
 from bundlemage.models.base import Completer, Interactions, Learner, Matcher, Model, Sizes, can
 from bundlemage.models.config import ModelConfig
 from bundlemage.models.ragged import Ragged
@@ -176,8 +177,11 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
     training = recommender.training
     assert training is not None
     started = time.perf_counter()
-    metrics = case_metrics(recommender.model, split, Interactions.of(split.train, where), KS)
+    data = recommender.model.interactions(split.train, where)
+    metrics = case_metrics(recommender.model, split, data, KS)
     tested = evaluation_of(recommender.model, split, metrics)
+    evaluate_seconds, peak = time.perf_counter() - started, memory()
+    (lists,) = list_measures([recommender.model], split, data)
     return Outcome(
         label=contender.label,
         model=contender.model,
@@ -195,8 +199,8 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
         epochs=len(training.history),
         best_epoch=training.best_epoch,
         fit_seconds=round(training.seconds + sum(resumed.seconds.values()), 3),
-        evaluate_seconds=round(time.perf_counter() - started, 3),
-        memory=memory(),
+        evaluate_seconds=round(evaluate_seconds, 3),
+        memory=peak,
         device=device_in_words(where),
         version=__version__,
         torch=str(torch.__version__),
@@ -207,6 +211,7 @@ def _fit_and_test(cell: Cell, folder: Path, device: str, observers: Sequence[Obs
             if SELECTION_METRIC in record.validation and contender.ensemble == 1
         ],
         ensemble=contender.ensemble,
+        lists=None if lists is None else asdict(lists),
         cases={
             f"{task}.{name}": values[name].float().cpu().numpy()
             for task, values in metrics.items()

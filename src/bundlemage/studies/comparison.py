@@ -17,9 +17,10 @@ from pydantic import TypeAdapter
 
 from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, ConfigError
+from bundlemage.measures.slices import case_groups, check_columns, slicings
 from bundlemage.studies.cells import Cell, Contender, find, run
 from bundlemage.studies.outcome import CASE_METRICS, TASKS, Cache, Missing, Outcome
-from bundlemage.studies.standings import DataFacts, ResultTable, case_groups, make_table
+from bundlemage.studies.standings import DataFacts, ResultTable, make_table
 from bundlemage.training.history import Forwarder, Observer, show
 from bundlemage.training.pool import Ask, Died, Pool, check_jobs
 
@@ -84,22 +85,28 @@ def compare(
     metric: str = "ndcg@5",
     fresh: bool = False,
     jobs: int = 1,
+    slice_by: Sequence[str] = (),
 ) -> Comparison:
     """Fit and test every contender on every split with every seed, unless the cache has the result.
 
     If a contender's result does not depend on the seed, only the first seed is used. A contender that fails
     keeps its row, and the others continue. `metric` decides which row is best, `fresh` ignores the
-    cache, and `jobs` is the number of cells that run at a time, each in its own process.
+    cache, and `jobs` is the number of cells that run at a time, each in its own process. `slice_by` names
+    columns of the catalogue that cases are divided by.
     """
     check_metric(metric)
+    for split in splits:
+        check_columns(split, slice_by)
     cells, skipped = plan_cells(contenders, splits, seeds)
     outcomes, failures = run_cells(cells, cache, device, observer, fresh=fresh, jobs=jobs)
     facts = tuple(map(DataFacts.of, splits))
-    tables = [
-        make_table(fact, task, metric, contenders, outcomes, failures, case_groups(split, task))
-        for fact, split in zip(facts, splits, strict=True)
-        for task in TASKS
-    ]
+    tables = []
+    for fact, split in zip(facts, splits, strict=True):
+        ways = slicings(split, slice_by)
+        for task in TASKS:
+            results = (contenders, outcomes, failures)
+            cut = (case_groups(split, task), ways.get(task, ()))
+            tables.append(make_table(fact, task, metric, *results, *cut))
     return Comparison(metric, facts, tuple(filter(None, tables)), outcomes, failures, tuple(skipped))
 
 

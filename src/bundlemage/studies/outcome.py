@@ -31,7 +31,8 @@ except ImportError:  # not on Windows
 
 TASKS = ("matching", "generation")
 KS = (5, 10, 20, 40)
-METRICS = tuple(f"{name}@{k}" for name in ("ndcg", "recall") for k in KS)
+METRICS = tuple(f"{name}@{k}" for name in ("ndcg", "recall", "mrr", "hit", "precision", "map") for k in KS)
+"""Outcomes of earlier versions have only nDCG and recall."""
 CASE_METRICS = ("ndcg@5", "ndcg@20", "recall@20")
 """Metrics that are stored for each case. Only these can be tested for significance."""
 
@@ -80,6 +81,8 @@ class Outcome:
     """Validation nDCG@5 after each epoch; empty for an ensemble, because each member has its own curve."""
     ensemble: int = 1
     """Number of members that were trained and averaged."""
+    lists: Mapping[str, Any] | None = None
+    """The fields of `ListMeasures`. None if the model does not match, or if an earlier version stored it."""
     cases: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """`TASK.METRIC` → an array of float32 with a value for each case, for the metrics of CASE_METRICS. They
     are not part of the JSON."""

@@ -5,7 +5,7 @@ One template gives two pages with the same content: HTML and Markdown. Text from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -15,6 +15,9 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from bundlemage.measures.meaning import FEW, FEW_MEANS, meanings
+from bundlemage.measures.meaning import title as title_of
+from bundlemage.measures.slices import Figure
 from bundlemage.studies.comparison import Comparison
 from bundlemage.studies.figures import colour_variables
 from bundlemage.studies.standings import LEVEL, DataFacts, ResultTable, Row, Spread
@@ -23,6 +26,7 @@ Form = Literal["html", "markdown"]
 COLUMNS = ("ndcg@5", "ndcg@10", "ndcg@20", "recall@5", "recall@10", "recall@20")
 NOT_DIFFERENT = "†"
 """Marks a row that is not significantly different from the best one."""
+NOT_STORED = "the stored result is of an earlier version: --fresh computes it again"
 
 
 def figure(value: float) -> str:
@@ -180,12 +184,89 @@ def _markdown(value: object) -> object:
     return Markup("".join(f"\\{letter}" if letter in "\\`*_[]|~" else letter for letter in one_line))
 
 
+@dataclass(frozen=True)
+class MeasuresPart:
+    """A part of a report about answer lists or about slices."""
+
+    title: str
+    text: str
+    grids: tuple[Grid, ...]
+    points: tuple[str, ...]
+    """What the measures and the slices mean."""
+
+
+def measures_parts(key: str, table: ResultTable | None, names: Mapping[str, str]) -> list[MeasuresPart]:
+    """Returns the parts about a table's answer lists and slices, as far as they were measured. `names` has
+    the name to show for each contender, by its label."""
+    if table is None:
+        return []
+    rows = [(names[row.label], row) for row in table.rows if row.label in names]
+    return [*_lists_parts(key, rows), *_slices_parts(key, table, rows)]
+
+
+def _lists_parts(key: str, rows: Sequence[tuple[str, Row]]) -> Iterator[MeasuresPart]:
+    measured = [(name, row.lists) for name, row in rows if row.lists is not None]
+    if not measured:
+        return
+    first = measured[0][1]
+    sample = f"a random sample of {first.users:,} of the {first.of_users:,} test users"
+    of = sample if first.users < first.of_users else f"all {first.users:,} test users"
+    by = "tags" if first.diversity_by == "tags" else "items, because the catalogue has no tags"
+    grids = []
+    for side, title in (("bundles", "bundles"), ("items", "items inside")):
+        lines = []
+        for name, lists in measured:
+            values = getattr(lists, side).values()
+            cells = (GridCell("–" if each is None else f"{each:.3f}", order=each) for each in values)
+            lines.append((GridCell(name), *cells))
+        grids.append(Grid(f"lists-{side}-{key}", (title, *map(title_of, first.bundles)), tuple(lines)))
+    yield MeasuresPart(
+        "What the answers show",
+        f"Each list has the first of all bundles that its user does not have in training. Lists of {of}. "
+        f"Diversity compares bundles by {by}. Seeds are averaged.",
+        tuple(grids),
+        tuple(f"{title_of(name)}: {sentence}" for name, sentence in meanings(first.bundles).items()),
+    )
+
+
+def _slices_parts(key: str, table: ResultTable, rows: Sequence[tuple[str, Row]]) -> Iterator[MeasuresPart]:
+    grids, few = [], False
+    for number, way in enumerate(table.slices):
+        heads = [f"{each.name}{f' ({FEW})' * each.little}: {each.cases:,} cases" for each in way.slices]
+        few |= any(each.little for each in way.slices)
+        lines = []
+        for name, row in rows:
+            figures = [each.metrics.get(row.label) for each in way.slices]
+            if any(figures):
+                lines.append((GridCell(name), *map(_slice_cell, figures)))
+        if lines:
+            grids.append(Grid(f"slices-{key}-{number}", (way.by, *heads), tuple(lines)))
+    if grids:
+        yield MeasuresPart(
+            "Where the models are good",
+            f"{title_of(table.metric)} in slices of the test cases, with its standard error (±).",
+            tuple(grids),
+            (*(f"{way.by}: {way.about}" for way in table.slices), *[f"{FEW}: {FEW_MEANS}"] * few),
+        )
+
+
+def _slice_cell(found: Figure | None) -> GridCell:
+    if found is None:
+        return GridCell("–")
+    error = "" if found.error is None else f"±{figure(found.error)}"
+    return GridCell(figure(found.mean), spread=error, order=found.mean)
+
+
 def comparison_page(
     comparison: Comparison, form: Form, command: str = "", columns: Sequence[str] = COLUMNS
 ) -> str:
     """Returns a whole comparison as one page. `command` is the command that made it."""
     tables = [
-        (table, comparison_grid(f"{number}", table.ranked(), columns))
+        (
+            table,
+            comparison_grid(f"{number}", table.ranked(), columns),
+            measures_parts(f"{number}", table.ranked(), {row.label: row.label for row in table.rows}),
+        )
         for number, table in enumerate(comparison.tables)
     ]
     return rendered("comparison", form, comparison=comparison, tables=tables, command=command)
@@ -195,7 +276,7 @@ def comparison_grid(key: str, table: ResultTable, columns: Sequence[str] = COLUM
     """Returns the rows of a table in their order, with a bar for each metric."""
     tops = {}
     for column in columns:
-        spreads = [row.metrics[column] for row in table.rows if row.metrics]
+        spreads = [row.metrics[column] for row in table.rows if row.metrics and column in row.metrics]
         tops[column] = max((spread.mean + (spread.sd or 0.0) for spread in spreads), default=0.0) or 1.0
     rows: list[tuple[GridCell, ...]] = []
     for row in table.rows:
@@ -217,6 +298,8 @@ def comparison_grid(key: str, table: ResultTable, columns: Sequence[str] = COLUM
 def metric_cell(row: Row, metric: str, top: float | None = None, **others: Any) -> GridCell:
     """Returns the cell of a metric, with its deviation. If `top` is given, adds a bar, full at `top`."""
     assert row.metrics is not None
+    if metric not in row.metrics:
+        return GridCell("–", hint=NOT_STORED)
     spread = row.metrics[metric]
     spread_text = deviation(spread, row.seeds)
     bar = None

@@ -14,6 +14,7 @@ from typing import Any
 from bundlemage import __version__
 from bundlemage.data.folders import beside
 from bundlemage.errors import ConfigError
+from bundlemage.measures.meaning import title as title_of
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE
 from bundlemage.studies import cases, paper
@@ -27,11 +28,20 @@ from bundlemage.studies.render import (
     duration,
     figure,
     legend,
+    measures_parts,
     metric_cell,
     rendered,
     words,
 )
-from bundlemage.studies.reproduction import DATASET_TITLES, ENSEMBLE, Entry, Findings, TableResult, recipe_of
+from bundlemage.studies.reproduction import (
+    DATASET_TITLES,
+    ENSEMBLE,
+    MEASURED,
+    Entry,
+    Findings,
+    TableResult,
+    recipe_of,
+)
 from bundlemage.studies.standings import Row
 
 FORMAT = "bundlemage-report"
@@ -152,6 +162,7 @@ def _table(result: TableResult, findings: Findings) -> dict[str, Any]:
                 "paper": {name: entry.paper.get(name) for name in plan.metrics},
                 "seeds": row.seeds if row else [],
                 "p": row and row.p,
+                "lists": asdict(row.lists) if row and row.lists else None,
                 "failure": row and row.failure,
             }
         )
@@ -161,6 +172,7 @@ def _table(result: TableResult, findings: Findings) -> dict[str, Any]:
         "cases": result.table.cases if result.table else None,
         "command": compare_command(result, findings) if result.table else None,
         "rows": rows,
+        "slices": [way.to_json() for way in result.table.slices] if result.table else [],
     }
 
 
@@ -226,7 +238,7 @@ def _table_summary(result: TableResult) -> str:
         if (row := result.row(entry.name)) and row.metrics
     }
     best = max(values, key=lambda title: values[title])
-    line = f"{plan.title}: {best} is best with {metric_title(plan.metric)} {figure(values[best])}"
+    line = f"{plan.title}: {best} is best with {title_of(plan.metric)} {figure(values[best])}"
     line += f" of {len(values)} models run"
     if missing := len(plan.entries) - len(values):
         line += f" ({missing} not run)"
@@ -332,7 +344,7 @@ def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
                 cells = (GridCell(NONE, beside=printed.get(name, NONE)) for name in plan.metrics)
                 rows.append((GridCell(published.title, hint=published.remark), *cells, GridCell(NONE)))
                 groups.append("published")
-        head = ("model", *map(metric_title, plan.metrics), "fit")
+        head = ("model", *map(title_of, plan.metrics), "fit")
         times = len(findings.machines(plan.task)) <= 1  # seconds from different machines cannot be compared
         if not times:
             head, rows = head[:-1], [row[:-1] for row in rows]
@@ -344,18 +356,15 @@ def table_part(result: TableResult, findings: Findings) -> dict[str, Any]:
                 f"{NEAR_SHARE:.0%} or {figure(NEAR_FIGURE)}, ▲ above, ▼ below)."
             )
         grid = Grid(plan.key, head, tuple(rows), tuple(groups), " ".join(legends))
+    titles = {entry.name: entry.title for entry in plan.entries}
     return {
         "result": result,
         "grid": grid,
         "sources": sources,
         "remarks": [f"{entry.title}: {entry.remark}." for entry in entries if entry.remark and grid],
         "command": compare_command(result, findings) if result.table else "",
+        "measures": measures_parts(plan.key, result.table, titles) if plan.section in MEASURED else [],
     }
-
-
-def metric_title(metric: str) -> str:
-    """Returns the title of a metric, such as `nDCG@5` for `ndcg@5`."""
-    return metric.replace("ndcg", "nDCG").replace("recall", "Recall")
 
 
 def _row(entry: Entry, result: TableResult, without: str) -> tuple[GridCell, ...]:

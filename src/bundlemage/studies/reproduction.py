@@ -16,6 +16,7 @@ from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.data.statistics import dataset_table, popularity_bias, preference_similarity
 from bundlemage.downloads.public_data import public_data
 from bundlemage.errors import ArtifactError, ConfigError, DataError
+from bundlemage.measures.slices import case_groups, slicings
 from bundlemage.progress import stderr_display
 from bundlemage.readers import pathak
 from bundlemage.readers.load import SAMPLE, read
@@ -25,7 +26,7 @@ from bundlemage.studies import cases, paper
 from bundlemage.studies.cells import Cell, Contender, fitted
 from bundlemage.studies.comparison import CompareObserver, plan_cells, run_cells
 from bundlemage.studies.outcome import Cache, Missing, Outcome
-from bundlemage.studies.standings import DataFacts, ResultTable, Row, case_groups, make_table
+from bundlemage.studies.standings import DataFacts, ResultTable, Row, make_table
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochProgress
 
@@ -36,6 +37,8 @@ STUDIES = (*paper.DATASETS, SAMPLE)
 MATCHING_PART, GENERATION_PART, FULL_PART, NAMES_PART = "authors/mat", "authors/gen", "bgcn", "pathak"
 SECTIONS = ("matching", "generation", "ablations", "parts", "full-ranking", "cases")
 """The sections of a report that `--skip` can leave out. It can leave out single models too."""
+MEASURED = ("matching", "generation")
+"""The sections whose tables also show answer lists and slices."""
 ENSEMBLE = "bundlemage-ensemble"
 NOT_RUN = "not run"
 _PAPERS_OWN = "bundlemage-paper"
@@ -373,7 +376,9 @@ def gather(options: ReproduceOptions, observer: CompareObserver | None = None) -
         split, table = parts[plan.part].split, None
         if split is not None and reasons[plan.key] is None:
             rows, groups = contenders[plan.key], case_groups(split, plan.task)
-            table = make_table(facts[plan.part], plan.task, plan.metric, rows, outcomes, failures, groups)
+            ways = slicings(split).get(plan.task, ()) if plan.section in MEASURED else ()
+            results = (rows, outcomes, failures)
+            table = make_table(facts[plan.part], plan.task, plan.metric, *results, groups, ways)
         tables.append(TableResult(plan, table, reasons[plan.key]))
     # The statistics are those of real data if there is any.
     readable = ((part.partial, name, part.split.dataset) for name, part in parts.items() if part.split)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bundlemage.data.leakage import told
 from bundlemage.data.splits import Split
-from bundlemage.evaluation import holm, paired_p, suspicious_rule
+from bundlemage.evaluation import ListMeasures, holm, paired_p, suspicious_rule
+from bundlemage.measures.slices import SlicedFigures, Slicing, sliced
 from bundlemage.studies.cells import Contender
 from bundlemage.studies.outcome import METRICS, Missing, Outcome
 
@@ -38,7 +40,10 @@ class Row:
     model: str
     seeds: tuple[int, ...] = ()
     metrics: Mapping[str, Spread] | None = None
-    """Each of METRICS → its mean and deviation; None for a contender that failed."""
+    """Each of METRICS → its mean and deviation; None for a contender that failed. A metric that a stored
+    outcome of an earlier version lacks is left out."""
+    lists: ListMeasures | None = None
+    """The measures of the answer lists, means over the seeds; None for generation, or if they are unknown."""
     best: tuple[str, ...] = ()
     """The metrics for which no other row has a higher mean."""
     leads: bool = False
@@ -70,6 +75,8 @@ class ResultTable:
     """The metric for choosing the best row and for the significance tests."""
     rows: tuple[Row, ...]
     """The rows, in the order of the contenders."""
+    slices: tuple[SlicedFigures, ...] = ()
+    """The metric in slices of the cases, for each contender by its label."""
 
     def row(self, label: str) -> Row:
         return next(row for row in self.rows if row.label == label)
@@ -158,10 +165,12 @@ def make_table(
     outcomes: Sequence[Outcome],
     failures: Sequence[Missing],
     groups: npt.NDArray[np.integer] | None = None,
+    ways: Sequence[Slicing] = (),
 ) -> ResultTable | None:
     """Returns the table of a task on a split; None if there are no test cases or no results.
 
-    `groups` has the group of each case. Cases of one group are not independent (see `case_groups`). A
+    `groups` has the group of each case. Cases of one group are not independent (see `case_groups`). `ways`
+    are the slices of the cases. A
     contender that failed with one seed has no metrics: a mean over fewer seeds is not comparable.
     """
     failed = {missing.label: missing for missing in failures if missing.split == facts.split}
@@ -186,7 +195,7 @@ def make_table(
     count = facts.matching_cases if task == "matching" else facts.generation_cases
     if not count or not means:
         return None
-    highest = {name: max(values[name] for values in means.values()) for name in METRICS}
+    highest = {name: max(values.get(name, 0.0) for values in means.values()) for name in METRICS}
     leading = max(means, key=lambda label: means[label][metric])
     raw = {
         label: paired_p(cases[leading], values, groups)
@@ -198,7 +207,7 @@ def make_table(
     marked = [
         replace(
             row,
-            best=tuple(name for name in METRICS if means[row.label][name] == highest[name]),
+            best=tuple(name for name, mean in means[row.label].items() if mean == highest[name]),
             leads=row.label == leading,
             p=ps.get(row.label),
             distinguishable=ps.get(row.label, 0.0) < LEVEL,
@@ -207,7 +216,8 @@ def make_table(
         else row
         for row in rows
     ]
-    return ResultTable(facts.name, facts.protocol, facts.split, task, count, metric, tuple(marked))
+    slices = tuple(sliced(cases, way, groups) for way in ways) if cases else ()
+    return ResultTable(facts.name, facts.protocol, facts.split, task, count, metric, tuple(marked), slices)
 
 
 def _over_seeds(runs: Sequence[Outcome], task: str) -> Row:
@@ -215,7 +225,9 @@ def _over_seeds(runs: Sequence[Outcome], task: str) -> Row:
     single_sd = None if runs[0].seeded else 0.0
     metrics = {}
     for metric in METRICS:
-        values = [getattr(outcome, task)[metric] for outcome in runs]
+        values = [getattr(outcome, task)[metric] for outcome in runs if metric in getattr(outcome, task)]
+        if len(values) < len(runs):
+            continue
         metrics[metric] = Spread(fmean(values), stdev(values) if len(values) > 1 else single_sd)
     memory = [outcome.memory for outcome in runs if outcome.memory is not None]
     return Row(
@@ -223,10 +235,28 @@ def _over_seeds(runs: Sequence[Outcome], task: str) -> Row:
         model=runs[0].model,
         seeds=tuple(outcome.seed for outcome in runs),
         metrics=metrics,
+        lists=_mean_lists([outcome.lists for outcome in runs]) if task == "matching" else None,
         fit_seconds=fmean(outcome.fit_seconds for outcome in runs),
         jobs=tuple(sorted({outcome.jobs for outcome in runs})),
         memory=max(memory, default=None),
     )
+
+
+def _mean_lists(found: Sequence[Mapping[str, Any] | None]) -> ListMeasures | None:
+    """Returns the means over the seeds; None if a stored outcome of an earlier version has no measures."""
+    known = [ListMeasures(**each) for each in found if each is not None]
+    if len(known) < len(found):
+        return None
+
+    def mean(sides: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+        values = {name: [side[name] for side in sides] for name in sides[0]}
+        return {
+            name: None if None in each else fmean(value for value in each if value is not None)
+            for name, each in values.items()
+        }
+
+    bundles, items = mean([each.bundles for each in known]), mean([each.items for each in known])
+    return replace(known[0], bundles=bundles, items=items)
 
 
 def _can_do(contender: Contender, task: str) -> bool:
@@ -236,8 +266,3 @@ def _can_do(contender: Contender, task: str) -> bool:
     except Exception:
         return True
     return able.matches if task == "matching" else able.generates
-
-
-def case_groups(split: Split, task: str) -> npt.NDArray[np.integer] | None:
-    """Returns the held-out bundle of each generation case. Cases of a bundle have the same right answers."""
-    return split.generation.bundles if task == "generation" and split.generation else None

@@ -87,7 +87,8 @@ def find_assumed_sales(config: ModelConfig, probes: Probes) -> AssumedSales:
     data, the settings and the seed.
     """
     split = probes.split
-    sales = np.bincount(split.train.user_bundle.indices, minlength=len(split.train.bundles))
+    weights = split.train.bundle_events.weight  # as in the sales that models know
+    sales = np.bincount(split.train.user_bundle.indices, weights, minlength=len(split.train.bundles))
     median = float(torch.from_numpy(sales).median()) if len(sales) else 0.0  # the model uses this median too
     setting = getattr(config, "new_bundle_credit", "fit")
     if setting == "median":
@@ -97,7 +98,7 @@ def find_assumed_sales(config: ModelConfig, probes: Probes) -> AssumedSales:
     if not probes.parts:
         return _unfitted(median, TOO_FEW_BUNDLES)
     probe = probes.first
-    users, bundles = pairs_of(split.train.user_bundle[:, probe.new])
+    users, bundles = pairs_of(split.train.bought_bundles[:, probe.new])
     if not len(users):
         return _unfitted(median, f"none of the {len(probe.new):,} bundles held out of training has a buyer")
     if not probe.unseen.nnz:
@@ -121,7 +122,7 @@ def find_assumed_sales(config: ModelConfig, probes: Probes) -> AssumedSales:
         _cases(*pairs_of(probe.unseen), len(new)),
     )
     grid = np.expm1(np.linspace(np.log1p(median), np.log1p(sales.max()), TRIED))
-    data = Interactions.of(probe.train, probes.device)
+    data = probe.model.interactions(probe.train, probes.device)
     without_sales = Contents.of(
         Ragged.from_csr(split.train.bundle_item[probe.new], probes.device), torch.zeros(len(probe.new))
     )
@@ -195,7 +196,7 @@ def _metrics(
         for rows in torch.split(torch.arange(len(users), device=device), cases_at_a_time(len(new))):
             histories = data.histories(users[rows])
             scores = probe.bundle_scores(histories, data.bundle_item)
-            scores = scores.masked_fill(histories.bundles.as_mask(len(new)) | hidden, -torch.inf)
+            scores = scores.masked_fill(histories.bundles.strong.as_mask(len(new)) | hidden, -torch.inf)
             base_scores = scores[:, places] - no_sales
             for number, weight in enumerate(weights):
                 scores[:, places] = base_scores + weight

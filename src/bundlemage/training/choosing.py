@@ -66,7 +66,7 @@ def choose(
         for task, comparison in _comparisons(config, split, device, progress)
     }
     parts = _joined({task: own for task, (own, _) in found.items()}, ensemble)
-    sizes, data = Sizes.of(split.dataset), learning_data(split, device)
+    sizes, data = Sizes.of(split.dataset), learning_data(split, device, config.chosen_half_life)
     fitted: dict[str, Model] = {LEARNED: learned}
     for part in parts:
         if part.model != LEARNED:
@@ -76,13 +76,13 @@ def choose(
 
 
 def best_closed_forms(
-    split: Split, device: torch.device, progress: Progress = in_silence
+    split: Split, device: torch.device, progress: Progress = in_silence, half_life: float | None = None
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """Returns the closed forms that take seconds, with the settings that are best on validation cases.
 
     Without validation cases, they have the first settings of `CLOSED_FORMS`.
     """
-    comparisons = _comparisons(parse_config(AutoConfig, {}), split, device, progress)
+    comparisons = _comparisons(parse_config(AutoConfig, {"half_life": half_life}), split, device, progress)
     found = [each.tried for _, own in comparisons if own is not None for each in own.closed_forms()]
     return with_untried({each.model: each.settings for each in found}, Sizes.of(split.dataset))
 
@@ -105,7 +105,7 @@ def _comparisons(
     """Yields a comparison for each task; None if there are no validation cases for it."""
     cases = validation_cases(config, split)
     held_out = None if cases.held_out is None else cases.held_out.to(device)
-    data = replace(Interactions.of(split.train, device), held_out=held_out)
+    data = replace(Interactions.of(split.train, device, config.chosen_half_life), held_out=held_out)
     for task in TASKS:
         if config.tasks not in ("both", task):
             continue
@@ -129,7 +129,7 @@ def fit_parts(
 ) -> Auto:
     """Fits the parts that `config` names, without comparing them. `learned` is BundleMage, if it is one; it
     has `ensemble` members."""
-    sizes, data = Sizes.of(split.dataset), learning_data(split, device)
+    sizes, data = Sizes.of(split.dataset), learning_data(split, device, config.chosen_half_life)
     fitted = {} if learned is None else {LEARNED: learned}
     parts = tuple(
         part.model_copy(update={"ensemble": ensemble}) if part.model == LEARNED else part
@@ -182,6 +182,11 @@ class Mix:
     factors: Mapping[str, float]
     ndcg: Tensor  # [groups]
     likelihood: Tensor  # [groups], the mean log-probability of the positives
+
+    @property
+    def mean_likelihood(self) -> float:
+        """The mean of `likelihood`."""
+        return float(self.likelihood.mean())
 
     def is_likelier_than(self, other: Mix, errors: float) -> bool:
         """Whether the positives are likelier by more than this number of standard errors."""

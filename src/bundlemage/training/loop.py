@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bundlemage.data.splits import Split
-from bundlemage.errors import BundleMageError, CheckpointError, NoModelYetError
+from bundlemage.errors import BundleMageError, CheckpointError, ConfigError, NoModelYetError
 from bundlemage.models.auto import LEARNED, TASKS, AutoConfig
 from bundlemage.models.base import Divisible, Interactions, Learner, Model, Sizes, can, require
 from bundlemage.models.blend import Blend
@@ -28,6 +28,7 @@ from bundlemage.training.choice import Choice, TaskChoice
 from bundlemage.training.choosing import choose, fit_parts
 from bundlemage.training.devices import memory_kept, repeatable, resolve_device
 from bundlemage.training.history import EpochRecord, Forwarder, Observer, show
+from bundlemage.training.recency import Recency, choose_half_life
 from bundlemage.training.steps import Rows, Stepper
 from bundlemage.training.validation import Validation, ValidationCases
 
@@ -51,6 +52,8 @@ class TrainingResult:
     interrupted: bool = False
     choice: Choice | None = None
     """For `auto`: what it consists of, and why. None if nothing was chosen."""
+    recency: Recency | None = None
+    """The half-life that was chosen, and why. None if nothing was compared."""
     learned: Model | None = field(default=None, repr=False, compare=False)
     """For `auto`: BundleMage as it was trained, even if it was not chosen."""
 
@@ -83,8 +86,9 @@ def train(
         return _train_each(model, split, observers)
     if division.group is not None:
         require(model, Divisible).divide(division)
+    check_times(model, split)
     cases = ValidationCases.of(model, config, split)
-    whole = replace(Interactions.of(split.train, torch.device("cpu")), held_out=cases.held_out)
+    whole = replace(model.interactions(split.train, torch.device("cpu")), held_out=cases.held_out)
     data = division.part_of(whole).to(device)
     model.to(device)
     model.observe(data)
@@ -109,6 +113,17 @@ def train(
     return TrainingResult(
         progress.history, progress.best_epoch, time.perf_counter() - started, str(device), interrupted
     )
+
+
+def check_times(model: Model, split: Split) -> None:
+    """Raises `ConfigError` if the model has a half-life and the data has no times."""
+    if model.half_life is None:
+        return
+    if split.train.item_events.at is None and split.train.bundle_events.at is None:
+        raise ConfigError(
+            f"half_life={model.half_life:g} needs to know when users took things, but the data has no times: "
+            "give user_item or user_bundle a column 'at', or leave half_life out"
+        )
 
 
 def _train_each(model: Blend, split: Split, observers: Sequence[Observer]) -> TrainingResult:
@@ -149,19 +164,39 @@ def train_members(
 
     For `auto`, BundleMage is trained so, and then the best of BundleMage and closed forms is chosen on the
     validation cases. Without validation cases, `auto` consists of the parts that its settings name.
+
+    If the setting `half_life` is `fit`, it is chosen first, by short trainings in this process.
     """
+    learned = (LEARNED, config.learned()) if isinstance(config, AutoConfig) else (model, config)
+    recency = choose_half_life(*learned, split, train, progress)
+    if recency is not None:
+        config = config.model_copy(update={"half_life": recency.half_life})
+    options: dict[str, Any] = {
+        "folder": folder,
+        "resume": resume,
+        "checkpoint_every": checkpoint_every,
+        "observers": observers,
+    }
     if isinstance(config, AutoConfig):
-        return _train_auto(
-            config,
-            split,
-            members,
-            progress,
-            trainer,
-            folder=folder,
-            resume=resume,
-            checkpoint_every=checkpoint_every,
-            observers=observers,
-        )
+        trained, result = _train_auto(config, split, members, progress, trainer, **options)
+    else:
+        trained, result = _train_members(model, config, split, members, trainer, **options)
+    return trained, replace(result, recency=recency)
+
+
+def _train_members(
+    model: str,
+    config: ModelConfig,
+    split: Split,
+    members: int,
+    trainer: Callable[..., TrainingResult],
+    *,
+    folder: Path | None,
+    resume: bool,
+    checkpoint_every: int | None,
+    observers: Sequence[Observer],
+) -> tuple[Model, TrainingResult]:
+    """`train_members` for other models than `auto`, with a half-life that is already chosen."""
     configs = member_configs(model, config, members)
     if folder is not None:
         _check_folder(RunFolder(folder), members, resume)
@@ -218,7 +253,7 @@ def _train_auto(
     learned: Model | None = None
     result = TrainingResult((), 0, 0.0, str(device))
     if compared or config.learns:
-        learned, result = train_members(LEARNED, config.learned(), split, members, *arguments, **options)
+        learned, result = _train_members(LEARNED, config.learned(), split, members, *arguments, **options)
     number = len(learned.members) if isinstance(learned, Blend) else 1
     if compared and learned is not None:
         auto, choice = choose(config, split, learned, number, device=device, progress=progress)

@@ -93,9 +93,11 @@ class Probes:
         users, bundles = pairs_of(data.user_bundle)
         unseen = np.zeros(len(users), bool)
         if predicts:
-            buyers = np.unique(pairs_of(self.split.train.user_bundle[:, new])[0])
-            most = min(MOST_PURCHASES, len(buyers), int(len(users) * MOST_PURCHASES_SHARE))
-            unseen = _one_each(users, most, self._random)
+            buyers = np.unique(pairs_of(self.split.train.bought_bundles[:, new])[0])
+            bought = data.bundle_events.purchases
+            bought = np.ones(len(users), bool) if bought is None else bought
+            most = min(MOST_PURCHASES, len(buyers), int(bought.sum() * MOST_PURCHASES_SHARE))
+            unseen[bought] = _one_each(users[bought], most, self._random)
         learned, left_out = (
             binary_matrix(users[which], bundles[which], data.user_bundle.shape) for which in (~unseen, unseen)
         )
@@ -148,7 +150,7 @@ def _parts(split: Split, random: np.random.Generator) -> list[Positions]:
     The bundles are sorted by sales and cut into groups. Each probe gets one bundle of each group. So best
     sellers have the same share among the drawn bundles as among all, and mean sales are about the same.
     """
-    sales = np.bincount(split.train.user_bundle.indices, minlength=len(split.train.bundles))
+    sales = np.bincount(split.train.bought_bundles.indices, minlength=len(split.train.bundles))
     usable = np.diff(split.train.bundle_item.indptr) > 0
     usable[new_in(split)] = False
     if np.count_nonzero(sales[usable]) < LEAST_BUNDLES:

@@ -54,9 +54,10 @@ class Rows:
             right = pairs.values.cpu()
             if phase.over == "completions":
                 self.rows, right = _completions(data)
-            elif phase.over == "user_bundle" and data.held_out is not None and phase.learns_contents:
-                self.rows = (~data.held_out.cpu()[right]).nonzero()[:, 0]
-                right = right[self.rows]
+            elif phase.over == "user_bundle" and phase.learns_contents:
+                learned = _learned_pairs(data)
+                self.rows = None if learned is None else learned.nonzero()[:, 0]
+                right = right if self.rows is None else right[self.rows]
             self.count = len(right)
             if phase.at_most is not None:
                 self.groups = right
@@ -99,9 +100,23 @@ def _completions(data: Interactions) -> tuple[Tensor, Tensor]:
     allowed = data.bundle_item.lengths.cpu() > 0
     if data.held_out is not None:
         allowed &= ~data.held_out.cpu()
-    unbought = allowed & (torch.bincount(taken, minlength=bundles) == 0)
-    pairs, alone = allowed[taken].nonzero()[:, 0], unbought.nonzero()[:, 0]
+    learned = _learned_pairs(data)
+    bought = taken if data.user_bundle.weak is None else data.user_bundle.strong.values.cpu()
+    unbought = allowed & (torch.bincount(bought, minlength=bundles) == 0)
+    is_pair = allowed[taken] if learned is None else allowed[taken] & learned
+    pairs, alone = is_pair.nonzero()[:, 0], unbought.nonzero()[:, 0]
     return torch.cat([pairs, alone + len(taken)]), torch.cat([taken[pairs], alone])
+
+
+def _learned_pairs(data: Interactions) -> Tensor | None:
+    """Marks the user-bundle pairs for which generation learns the bundle's contents: purchases of bundles
+    that are not held out. None: all pairs."""
+    pairs = data.user_bundle
+    learned = None if pairs.weak is None else ~pairs.weak.cpu()
+    if data.held_out is not None:
+        kept = ~data.held_out.cpu()[pairs.values.cpu()]
+        learned = kept if learned is None else learned & kept
+    return learned
 
 
 def _first_in_group(groups: Tensor, at_most: int) -> Tensor:
@@ -131,7 +146,8 @@ class Stepper:
         self.model, self.scored, self.config, self.data = model, scored, config, data
         self.device = data.user_item.device
         alone = division.group is None  # data exchange between processes cannot be recorded
-        self.replays = alone and model.fixed_shapes and kernels_for(next(model.parameters())) is not None
+        fixed = model.fixed_shapes and not data.weighted  # the kernels know no weights
+        self.replays = alone and fixed and kernels_for(next(model.parameters())) is not None
         self.optimiser = Adam(model.parameters(), config.learning_rate, config.weight_decay)
         if self.replays:
             self.optimiser.rate = torch.tensor(config.learning_rate, device=self.device)

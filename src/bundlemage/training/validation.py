@@ -22,10 +22,10 @@ FLOOR = 0.001
 """Minimum of nDCG@5 in the ratio to popularity. A lower nDCG@5 counts as this value."""
 
 
-def learning_data(split: Split, device: torch.device) -> Interactions:
+def learning_data(split: Split, device: torch.device, half_life: float | None = None) -> Interactions:
     """Returns the training data. If test cases of generation come from bundles in the training data, they
     are held out: matching learns from them, and generation does not."""
-    data = Interactions.of(split.train, device)
+    data = Interactions.of(split.train, device, half_life)
     tested = None if split.generation is None else split.generation.known_as
     if tested is None:
         return data
@@ -91,7 +91,7 @@ class Validation:
         if len(self.tasks) == 2:
             sizes = Sizes(len(data.user_bundle), data.items, len(data.bundle_item))
             rival = Popularity(parse_config(ModelConfig, {}), sizes).to(data.user_bundle.device)
-            rival.bundle_counts.copy_(data.user_bundle.counts(sizes.bundles))
+            rival.bundle_counts.copy_(data.user_bundle.column_sums(sizes.bundles))
             rival.item_counts.copy_(division.item_sales(data))
             self.popularity = {
                 task: evaluator.means(rival)[SELECTION_METRIC] for task, evaluator in self.tasks.items()

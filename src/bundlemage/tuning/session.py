@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from bundlemage.data.splits import Split
 from bundlemage.errors import BundleMageError, ConfigError, MissingExtraError, NoModelYetError
 from bundlemage.evaluation import MatchingEvaluator, means
-from bundlemage.models.base import Interactions, Matcher, Model, Sizes, can
+from bundlemage.models.base import Matcher, Model, Sizes, can
 from bundlemage.models.config import Between, Domain, ModelConfig, OneOf, Space, parse_config
 from bundlemage.models.registry import AUTO, build, make_config, model_class
 from bundlemage.progress import Progress
@@ -221,7 +221,7 @@ def make_trial(shared: Shared, task: Task, ask: Ask) -> Trial:
             value = max(curve)
         else:  # a model without epochs is evaluated once, after training
             assert split.validation is not None
-            data = Interactions.of(split.train, resolve_device(config.device))
+            data = model.interactions(split.train, resolve_device(config.device))
             value = means(MatchingEvaluator(split.validation, data).metrics(model))[SELECTION_METRIC]
     except _Stop:
         value, stopped = max(curve), True

@@ -149,6 +149,9 @@ class ItemOut(EntryOut):
     withdrawn: bool
     in_model: bool
     """Whether the serving model knows the item. It does not know items that are newer than itself."""
+    description: str | None = None
+    vector_length: int | None = None
+    """How many numbers the vector of the item has; null if it has no vector."""
 
 
 class BundleOut(EntryOut):
@@ -192,12 +195,33 @@ class Tags(Out):
     bundles: tuple[TagCount, ...]
 
 
+class Taken(Out):
+    """How a user took an item or a bundle."""
+
+    at: datetime | None = None
+    """The time; null if it is unknown, as for data that was imported without times."""
+    weight: float | None = None
+    """The strength: 1 or more is a purchase, and less a weaker event, such as a view. null if rejected."""
+    event: str | None = None
+    """The type of event, if the shop gave one."""
+    rejected: bool = False
+    """Whether the user returned or dislikes it."""
+
+
+class TakenItem(ItemOut, Taken):
+    """An item in the history of a user."""
+
+
+class TakenBundle(BundleOut, Taken):
+    """A bundle in the history of a user."""
+
+
 class UserOut(Out):
-    """The history of a user, oldest first."""
+    """The history of a user, oldest first: what the user bought, looked at or rejected."""
 
     id: str
-    items: tuple[ItemOut, ...]
-    bundles: tuple[BundleOut, ...]
+    items: tuple[TakenItem, ...]
+    bundles: tuple[TakenBundle, ...]
 
 
 class UserLine(Out):
@@ -219,7 +243,8 @@ class Written(Out):
 
     new: int
     known: int
-    """The number of interactions that were recorded before."""
+    """The number of interactions that changed nothing: they were recorded before, or something that counts
+    more was, such as a purchase before a view."""
     replayed: bool
     """Whether a request with this idempotency key was answered before. If so, this is the earlier answer."""
     request_id: str

@@ -9,11 +9,14 @@ from bundlemage.wire.answers import Answered, EntryOut, ForUser, Listing, Out, P
 Code: TypeAlias = Literal[
     "has_item",
     "has_bundle",
+    "seen_item",
+    "seen_bundle",
     "bundle_has",
     "owns_part",
     "tag_share",
     "has_this",
     "whole_history",
+    "seen_history",
     "popular",
     "nothing",
 ]
@@ -25,11 +28,13 @@ class Evidence(Out):
     """A fact that speaks for an answer. Which of the other fields are given depends on the code."""
 
     code: Code
-    """'has_item', 'has_bundle': the user has this item or bundle. 'bundle_has': the bundle that is completed
-    has this item. 'owns_part': the user has 'count' of the 'of' items of the bundle. 'tag_share': 'count' of
-    the user's 'of' items have 'tag'. 'has_this': the user already has what is explained. 'whole_history': the
-    history as a whole speaks for it, but nothing in it alone. 'popular': 'count' users have bought it.
-    'nothing': there is no reason that stands out."""
+    """'has_item', 'has_bundle': the user has this item or bundle. 'seen_item', 'seen_bundle': the user did
+    not buy it, but a weaker event, such as a view, tells of an interest in it. 'bundle_has': the bundle that
+    is completed has this item. 'owns_part': the user has 'count' of the 'of' items of the bundle.
+    'tag_share': 'count' of the user's 'of' items have 'tag'. 'has_this': the user already has what is
+    explained. 'whole_history': the history as a whole speaks for it, but nothing in it alone. 'seen_history':
+    the same for a user who bought nothing. 'popular': 'count' users have bought it. 'nothing': there is no
+    reason that stands out."""
     id: str | None = None
     """The item or bundle; null for a bundle without an id in the history of a visitor."""
     title: str | None = None

@@ -29,13 +29,17 @@ from pydantic import (
 from pydantic_core import InitErrorDetails
 
 from bundlemage.wire.images import ImageUrl
-from bundlemage.wire.shop import OwnedRule, StockRule
+from bundlemage.wire.shop import OwnedRule, StockRule, Weight
 
 LONGEST_ID: Final = 200
 MANY: Final = 10_000
 """Maximum number of ids in one list."""
 MOST_ITEMS: Final = 100
 """Maximum number of items in a bundle that is designed or scored."""
+LONGEST_VECTOR: Final = 8192
+"""Maximum number of numbers in an item's vector."""
+HEAVIEST: Final = 1e6
+"""The largest weight of an interaction."""
 LEAST_SAMPLED: Final = 30
 """The fewest users from which the buyers of all users are estimated."""
 MOST_SAMPLED: Final = 1_000_000
@@ -108,13 +112,16 @@ BodyId = Annotated[
 ]
 """An id in a request body. JSON has numbers, so 7 is accepted for the id "7"."""
 Text = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
+Description = Annotated[str, StringConstraints(max_length=10_000, pattern=r"^[^\x00]*$")]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Price = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 K = Annotated[int, Field(ge=1, le=100, description="The number of answers.")]
 Number = BeforeValidator(_checked_number)
 BodyPrice = Annotated[Price, Number]
+VectorNumber = Annotated[float, Field(ge=-3e38, le=3e38, allow_inf_nan=False), Number]
 Discount = Annotated[float, Field(ge=0, le=MOST_OFF), Number]
 Flag = Annotated[bool, Strict()]
+EventType = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 HowManyOwned = Annotated[int, Field(ge=0, le=1_000_000), Number]
 Audience: TypeAlias = Literal["customer", "shop"]
 """Who reads a sentence: the customer ("you have") or the shop ("the customer has")."""
@@ -250,6 +257,12 @@ class Filtered(UserOrHistory):
 
 
 class RecommendIn(Filtered):
+    diversity: Annotated[Weight, Number] | None = None
+    """How much the list is varied, from 0 (not at all) to 1. With 0.3, a bundle that is like one before it in
+    the list gives way to a less likely one that is not. null: as the shop has set it."""
+    match_popularity: Annotated[Weight, Number] | None = None
+    """How much the mix of best sellers and rarely sold bundles in the list follows that of the bundles that
+    the user has, from 0 (not at all) to 1. null: as the shop has set it."""
     k: Annotated[K, Number] = 10
     details: Flag = False
     """Whether each bundle in the answer lists its items."""
@@ -346,7 +359,8 @@ def _not_in_the_future(at: datetime) -> datetime:
 
 
 class InteractionIn(Body):
-    """A user took an item or a bundle."""
+    """A user took an item or a bundle, only looked at it, or rejected it. Without `event`, `weight` and
+    `rejected` it is a purchase; give at most one of them."""
 
     user_id: BodyId
     item_id: BodyId | None = None
@@ -356,8 +370,25 @@ class InteractionIn(Body):
     orders the user's history and decides which purchases test a retrained model."""
     request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """The request id of the answer that recommended the item or bundle."""
+    event: EventType | None = None
+    """The type of event, such as `view` or `return`. The serving model has learned the types and their
+    weights (`train --events view=0.2,buy=1,return=-1`); another type is refused."""
+    weight: Annotated[float, Field(gt=0, le=HEAVIEST, allow_inf_nan=False), Number] | None = None
+    """Instead of a type: the strength. 1 or more is a purchase. Less, such as 0.2 for a view, tells of an
+    interest, but the user owns nothing by it."""
+    rejected: Flag = False
+    """Instead of a type: the user returned or dislikes it. It is not recommended to this user any more, and
+    neither is a bundle that holds such an item."""
 
     _one_of_two = _exactly_one("item_id", "bundle_id")
+
+    @model_validator(mode="after")
+    def _one_strength(self) -> InteractionIn:
+        given = [name for name in ("event", "weight") if getattr(self, name) is not None]
+        given += ["rejected"] if self.rejected else []
+        if len(given) > 1:
+            raise ValueError(f"has {' and '.join(map(repr, given))}, which say the same: give only one")
+        return self
 
 
 class InteractionsIn(Body):
@@ -378,6 +409,12 @@ class ItemIn(Body):
     """What the shop pays for the item. Answers show it only to the roles write and admin."""
     image_url: ImageUrl | None = None
     """The address of an image: `https://…`, `http://…`, or a path at the address of the service."""
+    description: Description | None = None
+    """What the shop says about the item. A model that reads texts learns from it."""
+    vector: (
+        Annotated[list[VectorNumber], Field(min_length=1, max_length=LONGEST_VECTOR, fail_fast=True)] | None
+    ) = None
+    """Numbers from a text or image model that describe the item. The vectors of all items have one length."""
 
 
 class BundleIn(Body):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypedDict
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
@@ -17,6 +17,21 @@ from bundlemage.errors import config_error
 OwnedRule: TypeAlias = Literal["hide", "demote", "show"]
 StockRule: TypeAlias = Literal["hide", "last", "show"]
 Pays: TypeAlias = Literal["whole", "missing", "discount"]
+Weight: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class ItemRules(TypedDict, total=False):
+    """The rules of a shop that one question for items may change. None: as the shop has set it."""
+
+    owned: OwnedRule | None
+    stock: StockRule | None
+
+
+class BundleRules(ItemRules, total=False):
+    """The rules of a shop that one question for bundles may change. None: as the shop has set it."""
+
+    diversity: float | None
+    match_popularity: float | None
 
 
 @cache
@@ -100,6 +115,12 @@ class ShopSettings(BaseModel):
     stock: StockRule = "last"
     """What happens to a bundle with a sold-out item: it is ranked after all others (`last`), left out
     (`hide`) or ranked like any other (`show`)."""
+    diversity: Weight = 0.0
+    """How much a list of bundles is varied, from 0 (not at all) to 1. With 0.3, a bundle that is like one
+    before it in the list gives way to a less likely one that is not."""
+    match_popularity: Weight = 0.0
+    """How much the mix of best sellers and rarely sold bundles in a list follows that of the bundles that the
+    user has, from 0 (not at all) to 1. Lists of users without a bundle do not change."""
     pays: Pays = "whole"
     """What a user pays who owns some items of a bundle. `whole`: the price of the bundle. `missing`: the
     missing items' part of that price, as on Steam. `discount`: the prices of the missing items minus the

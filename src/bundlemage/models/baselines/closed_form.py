@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, Model, Sizes
-from bundlemage.models.config import Between, ModelConfig, OneOf
+from bundlemage.models.config import Between, ModelConfig, OneOf, RecencyConfig
 from bundlemage.models.ragged import Ragged
 
 TIE_BREAK = 1e-6
@@ -48,8 +48,10 @@ class SparseRows:
     def of(
         cls, rows: Ragged, columns: int, weight: float = 1.0, dtype: torch.dtype = torch.float32
     ) -> SparseRows:
-        """Makes a matrix in which every entry has the same weight."""
+        """Makes a matrix whose entries have the weights of the rows, times `weight`."""
         weights = torch.full((len(rows.values),), weight, dtype=dtype, device=rows.device)
+        if rows.weights is not None:
+            weights = weights * rows.weights.to(dtype)
         return cls(rows, weights, columns)
 
     def __len__(self) -> int:
@@ -84,7 +86,17 @@ class SparseRows:
 
     def transposed(self) -> SparseRows:
         order = torch.argsort(self.rows.values, stable=True)
-        return SparseRows(self.rows.transposed(self.columns), self.weights[order], len(self))
+        weights, rows = self.weights[order], self.rows.transposed(self.columns)
+        if self.rows.weights is not None:
+            rows = Ragged(rows.values, rows.offsets, weights=self.rows.weights[order])
+        return SparseRows(rows, weights, len(self))
+
+    def norms(self) -> Tensor:
+        """The length of each row's vector."""  # [rows]
+        if self.rows.weights is None:
+            return self.rows.lengths.float().sqrt()
+        squares = self.weights.new_zeros(len(self)).index_add_(0, self.rows.row_of_entry(), self.weights**2)
+        return squares.sqrt()
 
     def times(self, other: SparseRows) -> Tensor:
         """The dense product with another sparse matrix. Each entry (r, c) visits all entries in row c of
@@ -206,7 +218,7 @@ def training_rows(rows: Ragged, columns: int, weight: float = 1.0) -> SparseRows
     return SparseRows.of(rows, columns, weight, exact(rows.device))
 
 
-class EaseConfig(ModelConfig):
+class EaseConfig(RecencyConfig):
     """The inputs of EASE and their weights."""
 
     space = ModelConfig.space | {
@@ -231,12 +243,13 @@ class Ease(EaseModel, Matcher):
     title = "EASE"
     config_class = EaseConfig
     config: EaseConfig
+    reads_weights = True
 
     def __init__(self, config: EaseConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes, predicted=sizes.bundles)
 
     def observe(self, data: Interactions) -> None:
-        self.popularity.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())
+        self.popularity.copy_(data.user_bundle.column_sums(self.sizes.bundles).log1p())
         rows = training_rows(data.user_bundle, self.sizes.bundles)
         weight = self.config.side_weight
         if self.config.beside == "items":
@@ -253,7 +266,7 @@ class Ease(EaseModel, Matcher):
         return self.with_later(self.predict(inputs), contents)
 
 
-class EaseItemsConfig(ModelConfig):
+class EaseItemsConfig(RecencyConfig):
     """The inputs of EASE and their weights."""
 
     regularisation: float = Field(300.0, ge=0.1)
@@ -270,14 +283,15 @@ class EaseItems(EaseModel, Completer):
     title = "EASE on bundle-item"
     config_class = EaseItemsConfig
     config: EaseItemsConfig
+    reads_weights = True
 
     def __init__(self, config: EaseItemsConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes, predicted=sizes.items)
 
     def observe(self, data: Interactions) -> None:
         contents = data.learned_contents()
-        both = torch.cat([contents.values, data.user_item.values])
-        self.popularity.copy_(torch.bincount(both, minlength=self.sizes.items).log1p())
+        counts = contents.counts(self.sizes.items) + data.user_item.column_sums(self.sizes.items)
+        self.popularity.copy_(counts.log1p())
         rows = training_rows(contents, self.sizes.items)
         if self.config.user_weight:
             rows = rows.above(training_rows(data.user_item, self.sizes.items, self.config.user_weight))

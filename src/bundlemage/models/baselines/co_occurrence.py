@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bundlemage.models.base import Completer, Embedder, Histories, Interactions, Matcher, Sizes
 from bundlemage.models.baselines.closed_form import TIE_BREAK, SparseRows, blocks
-from bundlemage.models.config import Between, ModelConfig, OneOf
+from bundlemage.models.config import Between, ModelConfig, OneOf, RecencyConfig
 from bundlemage.models.ragged import KeptForLast, Ragged
 
 MOST_ADDED = {"count": 0.1, "cosine": 1e-4}
@@ -25,7 +25,7 @@ DIRECTIONS = 256
 """The length of an item's vector. Cosines of such random projections are off by about 0.06."""
 
 
-class CoOccurrenceConfig(ModelConfig):
+class CoOccurrenceConfig(RecencyConfig):
     """How shared bundles are counted."""
 
     normalise: Literal["count", "cosine"] = "cosine"
@@ -48,6 +48,7 @@ class CoOccurrence(Completer, Embedder):
     title = "Item co-occurrence"
     config_class = CoOccurrenceConfig
     config: CoOccurrenceConfig
+    reads_weights = True
 
     def __init__(self, config: CoOccurrenceConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
@@ -61,7 +62,7 @@ class CoOccurrence(Completer, Embedder):
     def observe(self, data: Interactions) -> None:
         holders = data.learned_contents().transposed(self.sizes.items)
         self.holders, self.holder_offsets = holders.values, holders.offsets
-        in_users = data.user_item.counts(self.sizes.items).float()
+        in_users = data.user_item.column_sums(self.sizes.items).float()
         # The number of bundles decides. The users' term is below 1: it decides only between equal numbers.
         popularity = holders.lengths + in_users / (1 + in_users.amax())
         self.tie_break.copy_(popularity / (1 + popularity.amax()) * MOST_ADDED[self.config.normalise])
@@ -93,7 +94,7 @@ class CoOccurrence(Completer, Embedder):
         return contents.mean_of(F.normalize(self.vectors_of_items(), dim=1))
 
 
-class ItemKnnConfig(ModelConfig):
+class ItemKnnConfig(RecencyConfig):
     """How neighbours are found and weighted."""
 
     space = ModelConfig.space | {
@@ -114,7 +115,8 @@ class ItemKnnConfig(ModelConfig):
 class ItemKnn(Matcher):
     """A bundle's score is the sum of its similarities to the user's bundles and items.
 
-    The similarity of two bundles, or of an item and a bundle, is the cosine between their sets of users.
+    The similarity of two bundles, or of an item and a bundle, is the cosine between their sets of users, in
+    which a user counts by the weight of the event.
     """
 
     name = "item-knn"
@@ -125,6 +127,7 @@ class ItemKnn(Matcher):
     )
     config_class = ItemKnnConfig
     config: ItemKnnConfig
+    reads_weights = True
 
     def __init__(self, config: ItemKnnConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
@@ -138,17 +141,18 @@ class ItemKnn(Matcher):
     def observe(self, data: Interactions) -> None:
         taken = SparseRows.of(data.user_bundle, self.sizes.bundles)
         users_of_bundle = taken.transposed()
-        self.popularity.copy_(users_of_bundle.rows.lengths.log1p())
-        self._find("bundle", users_of_bundle, taken)
+        self.popularity.copy_(data.user_bundle.column_sums(self.sizes.bundles).log1p())
+        norms = users_of_bundle.norms()
+        self._find("bundle", users_of_bundle, taken, norms)
         if self.config.item_weight:
             users_of_item = SparseRows.of(data.user_item, self.sizes.items).transposed()
-            self._find("item", users_of_item, taken)
+            self._find("item", users_of_item, taken, norms)
 
-    def _find(self, kind: str, users_of: SparseRows, taken: SparseRows) -> None:
-        """Stores the nearest bundles of each bundle (or item, by `kind`), and their similarities."""
+    def _find(self, kind: str, users_of: SparseRows, taken: SparseRows, bundle_norms: Tensor) -> None:
+        """Stores the nearest bundles of each bundle (or item, by `kind`), and their similarities. `taken` is
+        the matrix of users and bundles, and `bundle_norms` are the lengths of its columns."""
         neighbours, weights = self.get_buffer(f"{kind}_neighbours"), self.get_buffer(f"{kind}_weights")
-        row_norms = users_of.rows.lengths.float().sqrt()
-        bundle_norms = taken.rows.counts(taken.columns).float().sqrt()
+        row_norms = users_of.norms()
         for which in blocks(len(users_of), taken.columns):
             shared = users_of.block(which).times(taken)  # users of both [block, bundles]
             lengths = row_norms[which, None] * bundle_norms + self.config.shrinkage

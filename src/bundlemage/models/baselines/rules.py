@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bundlemage.models.base import Completer, Histories, Interactions, Matcher, SalesScorer, Sizes
 from bundlemage.models.baselines.closed_form import SparseRows, blocks, exact
-from bundlemage.models.config import ModelConfig
+from bundlemage.models.config import ModelConfig, RecencyConfig
 from bundlemage.models.ragged import KeptForLast, Ragged
 
 # Three odd 64-bit constants with no pattern in their bits, as signed numbers.
@@ -19,10 +19,13 @@ _FINER = 64
 
 
 class Popularity(SalesScorer, Completer):
-    """Ranks bundles and items by their number of users. The order is the same for every user."""
+    """Ranks bundles and items by their number of users, who count by the weights of events. The order is the
+    same for every user."""
 
     name = "popularity"
     title = "Popularity"
+    config_class = RecencyConfig
+    reads_weights = True
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
@@ -32,8 +35,8 @@ class Popularity(SalesScorer, Completer):
         self.new_bundle_credit = self.new_buffer("new_bundle_credit", torch.zeros(()))
 
     def observe(self, data: Interactions) -> None:
-        self.bundle_counts.copy_(data.user_bundle.counts(self.sizes.bundles))
-        self.item_counts.copy_(data.user_item.counts(self.sizes.items))
+        self.bundle_counts.copy_(data.user_bundle.column_sums(self.sizes.bundles))
+        self.item_counts.copy_(data.user_item.column_sums(self.sizes.items))
         if len(self.bundle_counts):  # the median, until a number is fitted
             self.assume_sales(float(self.bundle_counts.median()))
 
@@ -63,13 +66,15 @@ class ItemPopularity(Matcher):
 
     name = "item-popularity"
     title = "Mean item popularity"
+    config_class = RecencyConfig
+    reads_weights = True
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
         self.item_counts = self.new_buffer("item_counts", torch.zeros(sizes.items))
 
     def observe(self, data: Interactions) -> None:
-        self.item_counts.copy_(data.user_item.counts(self.sizes.items))
+        self.item_counts.copy_(data.user_item.column_sums(self.sizes.items))
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         # With a logarithm, the softmax of the scores is the share of the counts (each plus one).
@@ -83,6 +88,7 @@ class OwnedShare(Matcher):
 
     name = "owned-share"
     title = "Share of items owned"
+    reads_weights = True
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__(config, sizes)
@@ -90,7 +96,7 @@ class OwnedShare(Matcher):
         self.popularity = self.new_buffer("popularity", torch.zeros(sizes.bundles))
 
     def observe(self, data: Interactions) -> None:
-        self.popularity.copy_(data.user_bundle.counts(self.sizes.bundles).log1p())
+        self.popularity.copy_(data.user_bundle.column_sums(self.sizes.bundles).log1p())
 
     def score_bundles(self, histories: Histories, contents: Ragged) -> Tensor:
         # Shares of large bundles differ by less than float32 can represent.
@@ -100,7 +106,9 @@ class OwnedShare(Matcher):
         held = self._held.of(
             contents, lambda: SparseRows.of(contents, self.sizes.items, dtype=precise).transposed()
         )
-        owned = SparseRows.of(histories.items, self.sizes.items, dtype=precise).times(held)
+        bought = histories.items.strong
+        alone = Ragged(bought.values, bought.offsets)  # a share counts items, and no weights
+        owned = SparseRows.of(alone, self.sizes.items, dtype=precise).times(held)
         return (owned / sizes).add_(self._tie_break(contents, sizes))
 
     def _tie_break(self, contents: Ragged, sizes: Tensor) -> Tensor:

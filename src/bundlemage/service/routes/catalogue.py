@@ -21,7 +21,7 @@ from bundlemage.service.routes.common import (
     known,
     unknown,
 )
-from bundlemage.store.records import Bundle, Item
+from bundlemage.store.records import Bundle, Item, vector_of
 from bundlemage.wire.answers import BundleOut, BundlePage, ItemOut, ItemPage, TagCount, Tags
 from bundlemage.wire.requests import BundleChange, BundleIn, ItemChange, ItemIn, Tag
 
@@ -161,9 +161,14 @@ def withdraw_bundle(bundle_id: BundleId, service: TheService) -> None:
 
 
 def _stored(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a body as the store expects them: lists become tuples without duplicates."""
+    """The fields of a body as the store expects them: lists become tuples without duplicates, and a vector
+    becomes bytes."""
     return {
-        name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
+        name: vector_of(value)
+        if name == "vector" and value is not None
+        else tuple(dict.fromkeys(value))
+        if isinstance(value, list)
+        else value
         for name, value in fields.items()
     }
 

@@ -15,9 +15,10 @@ from bundlemage.live import Live, Question
 from bundlemage.service.answerer import Answer
 from bundlemage.service.problems import ApiError, newer_than_the_model, responses
 from bundlemage.service.security import ROLES, require
-from bundlemage.store.records import Bundle, Item, Owned, Role, Served
+from bundlemage.store.records import Bundle, Item, Owned, Role, Served, numbers_of
 from bundlemage.wire.answers import BundleOut, EntryOut, ItemOut, Known
 from bundlemage.wire.requests import Filtered, Id, K, Price, Tag, UserOrHistory, Where
+from bundlemage.wire.shop import BundleRules
 
 if TYPE_CHECKING:
     from bundlemage.service.app import Service
@@ -109,7 +110,8 @@ def known(kind: str, name: str, things: Mapping[str, T]) -> T:
 
 def item_out(item: Item, live: Live, costs: bool) -> ItemOut:
     """An item of the catalogue, with its cost only if `costs`."""
-    facts = {**vars(item), "cost": item.cost if costs else None}
+    length = None if item.vector is None else len(numbers_of(item.vector))
+    facts = {**vars(item), "cost": item.cost if costs else None, "vector_length": length}
     return ItemOut(**facts, in_model=live.in_model(item.id))
 
 
@@ -144,7 +146,8 @@ async def answer_to(
     """Ask the model for `k` bundles, or for `k` items to add to `partial`. Counts and records the answer."""
     began = time.perf_counter()
     user = owned_of(request) if request.user_id is None else request.user_id
-    question = Question(user or Owned(), k, filter_of(request.where), request.owned, request.stock, partial)
+    rules = request.model_dump(include={*BundleRules.__annotations__})
+    question = Question(user or Owned(), k, filter_of(request.where), partial=partial, **rules)
     answer = await service.answerer.ask(question)
     recommended = answer.recommendations
     service.metrics.answered(time.perf_counter() - began, Counter(each.source for each in recommended))

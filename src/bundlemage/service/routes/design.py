@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from bundlemage.campaigns.sample import SAMPLE
 from bundlemage.live import Live
 from bundlemage.progress import Progress
-from bundlemage.service.answerer import check_catalogue
+from bundlemage.service.answerer import check_catalogue, histories_of
 from bundlemage.service.problems import impossible_design
 from bundlemage.service.routes.common import (
     RequestId,
@@ -56,7 +56,7 @@ async def design(
         asked = body.model_copy(update={"costs": costs})
         # A request whose costs are all of newer items has costs, too: the catalogue's do not replace them.
         own = own_costs and not body.costs
-        users = partial(_some_users, service.store)
+        users = partial(_some_users, live, service.store)
         designs = live.design(owned, asked, users=users, progress=progress, own_costs=own)
         shortened = partial(_shortened, most=IN_A_DESIGN * body.details)
         bundles = tuple(
@@ -103,11 +103,11 @@ async def explain(
     return await service.at_length("explain", request, work)
 
 
-def _some_users(store: Store) -> tuple[list[Owned], int]:
+def _some_users(live: Live, store: Store) -> tuple[list[Owned], int]:
     """Returns the histories of a random sample of the users, and the number of all users. Only users who are
     in the store now are sampled: the model's training users may have been erased since."""
     names, count = store.sample_of_users(SAMPLE)
-    return list(store.histories(names).values()), count
+    return list(histories_of(live, store, names).values()), count
 
 
 def _shortened(item: DesignedItem, most: int) -> DesignedItem:
@@ -116,7 +116,7 @@ def _shortened(item: DesignedItem, most: int) -> DesignedItem:
 
 def _owned(live: Live, store: Store, request: UserOrHistory) -> Owned:
     if request.user_id is not None:
-        return store.histories([request.user_id])[request.user_id]
+        return histories_of(live, store, [request.user_id])[request.user_id]
     owned = owned_of(request) or Owned()
     check_catalogue(live, owned.items, owned.bundles)
     return owned

@@ -18,7 +18,7 @@ from bundlemage.campaigns.sample import SAMPLE
 from bundlemage.core.segments import Segment
 from bundlemage.live import Live
 from bundlemage.progress import Progress
-from bundlemage.service.answerer import check_catalogue
+from bundlemage.service.answerer import check_catalogue, histories_of
 from bundlemage.service.problems import answer_of
 from bundlemage.service.routes.common import RequestId, SeesPeople, TheService, allow, check_in_model
 from bundlemage.store.records import Owned
@@ -99,7 +99,7 @@ async def buyers(body: BuyersIn, service: TheService, request: Request) -> Respo
             body.items,
             among=segment_of(body.segment),
             least_chance=body.least_chance,
-            users=partial(everyone, service.store),
+            users=partial(everyone, live, service.store),
             count=service.store.user_count(),
             progress=progress,
         )
@@ -110,18 +110,18 @@ async def buyers(body: BuyersIn, service: TheService, request: Request) -> Respo
     return answer
 
 
-def everyone(store: Store) -> Iterator[Mapping[str, Owned]]:
+def everyone(live: Live, store: Store) -> Iterator[Mapping[str, Owned]]:
     """Yields the histories of all users in the store, page by page: user id → history."""
     after = ""
     while users := store.user_ids(USERS_AT_A_TIME, after):
         after = users[-1]
-        yield _with_history(store, users)
+        yield _with_history(live, store, users)
 
 
-def some_of(store: Store, users: Sequence[str]) -> Iterator[Mapping[str, Owned]]:
+def some_of(live: Live, store: Store, users: Sequence[str]) -> Iterator[Mapping[str, Owned]]:
     """Yields the histories of these users, page by page. Users who were erased meanwhile are left out."""
     for start in range(0, len(users), USERS_AT_A_TIME):
-        yield _with_history(store, users[start : start + USERS_AT_A_TIME])
+        yield _with_history(live, store, users[start : start + USERS_AT_A_TIME])
 
 
 def segment_of(segment: SegmentIn | None) -> Segment | None:
@@ -129,8 +129,8 @@ def segment_of(segment: SegmentIn | None) -> Segment | None:
     return None if segment is None else Segment(**segment.model_dump())
 
 
-def _with_history(store: Store, users: Sequence[str]) -> dict[str, Owned]:
-    found = store.histories(users, in_order=False)
+def _with_history(live: Live, store: Store, users: Sequence[str]) -> dict[str, Owned]:
+    found = histories_of(live, store, users, in_order=False)
     return {name: owned for name, owned in found.items() if owned.items or owned.bundles}
 
 
@@ -150,15 +150,15 @@ def _forecast(
 ) -> ForecastOut:
     """The exact forecast, or an estimate from a sample. With few users, an estimate is exact."""
     _check(live, body.items)
-    users, of, listed = partial(everyone, store), None, None
+    users, of, listed = partial(everyone, live, store), None, None
     if sample is None:
         count = store.user_count()
     else:
         names, whole = store.sample_of_users(sample)
-        users, count = partial(some_of, store, names), len(names)
+        users, count = partial(some_of, live, store, names), len(names)
         of = whole if whole > count else None
         if of is not None and body.segment is not None and 0 < len(body.segment.users or ()) <= SAMPLE:
-            listed = partial(some_of, store, list(dict.fromkeys(body.segment.users or ())))
+            listed = partial(some_of, live, store, list(dict.fromkeys(body.segment.users or ())))
     forecast = live.score_bundle(
         body.items,
         body.price,

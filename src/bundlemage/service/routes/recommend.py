@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 
 from bundlemage.core.shop import Recommendation
 from bundlemage.live import Live
+from bundlemage.service.answerer import histories_of
 from bundlemage.service.routes.common import (
     BundleId,
     HowMany,
@@ -25,7 +26,7 @@ from bundlemage.service.routes.common import (
 )
 from bundlemage.wire.answers import BundlesFor, Gate, ItemsFor, RankedBundle, RankedItem, SimilarBundles
 from bundlemage.wire.requests import CompleteIn, RecommendIn
-from bundlemage.wire.shop import OwnedRule, StockRule
+from bundlemage.wire.shop import OwnedRule, StockRule, Weight
 
 router = APIRouter(prefix="/v1", tags=["recommendations"])
 Details = Annotated[bool, Query(description="Whether each bundle lists its items.")]
@@ -54,10 +55,25 @@ async def bundles_for_user(
     stock: Annotated[
         StockRule | None, Query(description=RecommendIn.model_fields["stock"].description)
     ] = None,
+    diversity: Annotated[
+        Weight | None, Query(description=RecommendIn.model_fields["diversity"].description)
+    ] = None,
+    match_popularity: Annotated[
+        Weight | None, Query(description=RecommendIn.model_fields["match_popularity"].description)
+    ] = None,
     details: Details = False,
 ) -> BundlesFor:
     """The bundles that fit a user best. A user without a history gets the bundles that sell best."""
-    body = RecommendIn(user_id=user_id, owned=owned, stock=stock, where=where, k=k, details=details)
+    body = RecommendIn(
+        user_id=user_id,
+        owned=owned,
+        stock=stock,
+        diversity=diversity,
+        match_popularity=match_popularity,
+        where=where,
+        k=k,
+        details=details,
+    )
     return await recommend(body, service, request_id)
 
 
@@ -104,7 +120,7 @@ async def gate(user_id: UserId, service: TheService, request_id: RequestId) -> G
     """How much weight the model gives to a user's items and to their bundles."""
 
     def work(live: Live) -> Gate:
-        share = live.gate(service.answerer.own_store.histories([user_id])[user_id])
+        share = live.gate(histories_of(live, service.answerer.own_store, [user_id])[user_id])
         return Gate(
             request_id=request_id,
             model_version=live.record.version,

@@ -8,6 +8,15 @@ import { picture } from "./images.js";
 const FEW = matchMedia("(max-width: 599px)").matches ? 4 : 10; // on a phone, the answer is below this
 const FIRST = 6; // the number of users that are offered at the start
 
+const HOW = { view: "viewed", cart: "in the cart", return: "returned", dislike: "disliked" };
+
+/** Whether a user bought something of a history. What a visitor has counts as bought. */
+export const isBought = (thing) => !thing.rejected && (thing.weight ?? 1) >= 1;
+
+/** How a user took what was not bought, or was given back. */
+const howTaken = (thing) =>
+  HOW[thing.event] ?? thing.event ?? (thing.rejected ? "returned or disliked" : "not bought");
+
 /**
  * `shopper()` returns the current {user, known, items, bundles}: `user` is an id or null; `known` is false
  * for a new visitor. `onDrop(kind, thing)` removes an item or a bundle from a visitor's history.
@@ -26,6 +35,7 @@ export function historyPanel({ place, shopper, mayKeep, onChoose, onDrop }) {
       { class: "chip" },
       kind === "bundles" ? h("span", { class: "chip-art" }, picture(thing)) : null,
       h("span", {}, titleOf(thing)),
+      isBought(thing) ? null : h("span", { class: "fine" }, howTaken(thing)),
       shopper().user
         ? null
         : h(

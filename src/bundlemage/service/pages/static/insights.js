@@ -5,6 +5,7 @@ import { splitBar } from "./charts.js";
 import { userCombobox } from "./combobox.js";
 import { busy, byId, h, moment, percent } from "./dom.js";
 import { announce, carryUser, emptyBox, frame, problemBox, setAddress, toast } from "./frame.js";
+import { measures } from "./measures.js";
 import { inThree, quality, training, trainingWords } from "./quality.js";
 import { latency, popularity, served } from "./traffic.js";
 
@@ -154,6 +155,7 @@ async function load() {
     );
     byId("page-note").replaceChildren();
     byId("quality").replaceChildren(...quality(model.metrics?.test ?? []));
+    byId("measures").replaceChildren(...measures(model.metrics));
     byId("training-note").textContent = trainingWords(model.history);
     byId("training").replaceChildren(...[training(model.history)].flat());
     byId("latency").replaceChildren(...[latency(insights.latency)].flat());

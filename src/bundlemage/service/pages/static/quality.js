@@ -5,6 +5,7 @@ import { figure, h, plural } from "./dom.js";
 import { emptyBox } from "./frame.js";
 
 const SELECTION = "ndcg@5"; // training keeps the epoch with the highest value of this metric
+const SHOWN = ["ndcg", "recall"].flatMap((name) => [5, 10, 20].map((k) => `${name}@${k}`));
 const TASKS = [
   ["matching", "Which bundle comes next?", "Matching: bundles that users took, held out from training."],
   [
@@ -18,11 +19,6 @@ const TASKS = [
 export const inThree = (value) => (value ?? 0).toFixed(3);
 
 const metricName = (metric) => metric.replace("ndcg", "nDCG").replace("recall", "Recall");
-
-function byMetric(one, other) {
-  const [a, b] = [one, other].map((metric) => metric.split("@"));
-  return a[0].localeCompare(b[0]) || Number(a[1]) - Number(b[1]);
-}
 
 /** A panel for each task. `tests` are the metrics of the model and of a rival, as in `metrics.json`. */
 export const quality = (tests) => TASKS.map((task) => panel(task, tests));
@@ -42,7 +38,7 @@ function panel([task, title, about], tests) {
   const [model, rival] = rows;
   const compared = (metric) => against(model[task][metric], rival[task][metric], rival.model);
   const cases = plural(model[`${task}_cases`] ?? 0, "case");
-  const metrics = Object.keys(model[task]).sort(byMetric);
+  const metrics = SHOWN.filter((metric) => metric in model[task]);
   const head = metrics.includes(SELECTION) ? SELECTION : metrics[0];
   return h(
     "section",

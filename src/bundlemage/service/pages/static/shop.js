@@ -9,7 +9,7 @@ import { busy, byId, h, later, plural, randomKey, titleOf } from "./dom.js";
 import { remember } from "./facts.js";
 import { filterBar } from "./filters.js";
 import { announce, carryUser, emptyBox, frame, problemBox, setAddress, toast } from "./frame.js";
-import { historyPanel } from "./history.js";
+import { historyPanel, isBought } from "./history.js";
 import { itemPicker } from "./picker.js";
 import { reasonsFor } from "./reasons.js";
 import { loadShopData } from "./shopdata.js";
@@ -35,7 +35,7 @@ let picker;
 let combobox;
 let panel;
 
-const owned = () => ({ items: state.items, bundles: state.bundles });
+const owned = () => ({ items: state.items.filter(isBought), bundles: state.bundles.filter(isBought) });
 const ids = (things) => things.map((thing) => thing.id);
 
 function address() {
@@ -281,7 +281,12 @@ async function begin() {
     );
   panel = historyPanel({
     place: byId("history"),
-    shopper: () => ({ user: state.user, known: byId("mode-known").checked, ...owned() }),
+    shopper: () => ({
+      user: state.user,
+      known: byId("mode-known").checked,
+      items: state.items,
+      bundles: state.bundles,
+    }),
     mayKeep: session.may("write"),
     onChoose: chooseUser,
     onDrop: drop,

@@ -1,0 +1,1 @@
+"""What figures mean, figures of whole answer lists, and figures of slices of the test cases."""
