@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file, save_file
 
-from bundlemage.artifact.files import FILES, MANIFEST
+from bundlemage.artifact.files import FILES, MANIFEST, REJECTED
 
 Forgery = Callable[[Path], None]
 """Alters a saved model."""
@@ -28,7 +28,8 @@ def forge(folder: Path, forgery: Forgery) -> Path:
     before = file.read_bytes()
     forgery(folder)
     if file.is_file() and not file.is_symlink() and file.read_bytes() == before:
-        files = {name: listed(folder / name) for name in FILES}
+        rejected = [f"{name}.parquet" for name in REJECTED if (folder / f"{name}.parquet").exists()]
+        files = {name: listed(folder / name) for name in (*FILES, *rejected)}
         file.write_text(json.dumps(json.loads(before) | {"files": files}))
     return folder
 

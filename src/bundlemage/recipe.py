@@ -17,6 +17,7 @@ from bundlemage.data.splits import SplitPlan
 from bundlemage.errors import ConfigError
 from bundlemage.models.auto import LEARNED
 from bundlemage.models.registry import AUTO
+from bundlemage.readers.pairs import check_events
 from bundlemage.recommender import Recommender
 
 _BUILT_IN = Path(__file__).parent / "recipes"
@@ -32,6 +33,11 @@ class Recipe:
     ensemble: int = 1
     shop: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the shop, such as its currency."""
+    events: Mapping[str, float] = field(default_factory=dict)
+    """The weights of types of events, such as `view = 0.2` and `buy = 1`."""
+
+    def __post_init__(self) -> None:
+        check_events(self.events)
 
     @classmethod
     def find(cls, text: str) -> Recipe:
@@ -55,7 +61,7 @@ class Recipe:
             raise ConfigError(f"recipe {path} cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"recipe {path} is not valid TOML: {error}") from None
-        known = {"model": str, "ensemble": int, "settings": dict, "split": dict, "shop": dict}
+        known = {"model": str, "ensemble": int, "settings": dict, "split": dict, "shop": dict, "events": dict}
         for key, value in content.items():
             if key not in known:
                 raise ConfigError(f"recipe {path}: unknown key {key!r}; the keys are: {', '.join(known)}")
@@ -64,14 +70,19 @@ class Recipe:
         return cls(**content)
 
     def changed(
-        self, settings: Mapping[str, Any], split: Mapping[str, Any], shop: Mapping[str, Any] | None = None
+        self,
+        settings: Mapping[str, Any],
+        split: Mapping[str, Any],
+        shop: Mapping[str, Any] | None = None,
+        events: Mapping[str, float] | None = None,
     ) -> Recipe:
-        """Returns a copy of the recipe with some settings replaced."""
+        """Returns a copy of the recipe with some settings replaced. `events` replaces all of the recipe's."""
         return replace(
             self,
             settings={**self.settings, **settings},
             split={**self.split, **split},
             shop={**self.shop, **(shop or {})},
+            events=self.events if events is None else events,
         )
 
     def learned(self) -> Recipe:

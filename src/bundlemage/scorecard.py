@@ -32,6 +32,7 @@ from bundlemage.models.auto import LEARNED, TASKS, Auto
 from bundlemage.models.base import Completer, Matcher, Model, Sizes, can
 from bundlemage.progress import Progress, in_silence
 from bundlemage.readers.address import may_hold_a_password
+from bundlemage.readers.pairs import written
 from bundlemage.recommender import Recommender
 from bundlemage.training.choosing import best_closed_forms, with_untried
 from bundlemage.training.closed_forms import fit_closed_form
@@ -351,6 +352,8 @@ def commands(
     plan, start = recommender.plan, SplitPlan()
     config = recommender.config.model_dump(mode="json", exclude_defaults=True, exclude={"parts", "device"})
     options = [f"--table={name}={text}" for name, text in tables.items()]
+    if events := recommender.dataset.event_weights:
+        options.append(f"--events={written(events)}")
     if plan.protocol in PROTOCOLS and plan.protocol != start.protocol:
         options.append(f"--protocol={plan.protocol}")
     if plan.seed != start.seed:

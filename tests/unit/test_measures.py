@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from bundlemage.artifact.files import model_card
-from bundlemage.data.dataset import BUNDLE_SCHEMA, BundleDataset, Catalogue, catalogue_table, pairs_of, row_of
+from bundlemage.data.dataset import BUNDLE_SCHEMA, BundleDataset, Catalogue, catalogue_table, row_of
 from bundlemage.data.events import Events
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split, SplitPlan
 from bundlemage.errors import ConfigError
 from bundlemage.evaluation import case_metrics, mean_error
 from bundlemage.measures import lists as lists_module
-from bundlemage.measures.lists import AnswerLists, gini, jaccard_distances, list_measures, purchases
+from bundlemage.measures.lists import AnswerLists, gini, jaccard_distances, list_measures
 from bundlemage.measures.meaning import FEWEST_CASES, LIST_MEASURES, MEANING
 from bundlemage.measures.slices import UNKNOWN, case_groups, sliced, slicings
 from bundlemage.models.base import Interactions
@@ -155,12 +155,13 @@ def test_views_are_no_sales() -> None:
     train = SPLIT.train
     weight = np.where(np.arange(train.user_bundle.nnz) % 3, 1, 0.2).astype(np.float32)
     seen = replace(train, bundle_events=Events(weight=weight))
-    bought = purchases(seen.user_bundle, seen.bundle_events)
-    assert purchases(train.user_bundle, train.bundle_events) is train.user_bundle
+    bought = seen.bought_bundles
     assert bought.nnz == (weight == 1).sum()
-    rows, columns = pairs_of(train.user_bundle)
-    assert ((weight == 1) == bought[rows, columns].A1).all()
-    way = slicings(replace(SPLIT, train=seen))["matching"][0]
+    split = replace(SPLIT, train=seen)
+    assert split.test is not None
+    lists = AnswerLists(split, split.test, data_of(split))
+    assert lists.bundles.sales.tolist() == np.bincount(bought.indices, minlength=60).tolist()
+    way = slicings(split)["matching"][0]
     assert SPLIT.test is not None
     cold = np.flatnonzero(np.diff(bought.indptr)[SPLIT.test.users] == 0)
     assert way.slices["cold"].tolist() == cold.tolist()
@@ -210,20 +211,20 @@ def test_each_slice_has_the_cases_that_its_sentence_says() -> None:
     train, (rows, bundles) = SPLIT.train, SPLIT.test.positives.nonzero()
     assert rows.tolist() == list(range(len(SPLIT.test)))
     owned = np.diff(train.user_bundle.indptr)[SPLIT.test.users]
-    activity = ways["activity of the user"]
+    activity = ways["user activity"]
     bounds = {name: (owned[cases].min(), owned[cases].max()) for name, cases in activity.slices.items()}
     assert bounds.get("cold", (0, 0)) == (0, 0)
     assert bounds["warm"][1] < bounds["hot"][0]
     assert f"hot users have {bounds['hot'][0]} or more" in activity.about
     assert 0.2 < len(activity.slices["hot"]) / (owned > 0).sum() < 0.5
     sales = np.bincount(train.user_bundle.indices, minlength=len(train.bundles))
-    popularity = ways["popularity of the bundle"].slices
+    popularity = ways["bundle popularity"].slices
     order = [sales[bundles[popularity[name]]] for name in ("head", "middle", "tail")]
     assert all(high.min() > low.max() for high, low in pairwise(order))
     head = sales[sales >= order[0].min()].sum() / sales.sum()
     assert 1 / 3 <= head < 0.5
     sizes = np.diff(train.bundle_item.indptr)[bundles]
-    for name, cases in ways["size of the bundle"].slices.items():
+    for name, cases in ways["bundle size"].slices.items():
         low, _, high = name.removesuffix(" items").partition(" to ")
         assert (sizes[cases].min(), sizes[cases].max()) == (int(low), int(high or low))
 
@@ -246,7 +247,7 @@ def test_planted_hot_users_are_easy() -> None:
     cases = MatchingCases(np.arange(400, dtype=np.int32), matrix_of(taken, 40), None)
     split = Split(data, data, None, cases, None, "planted", SplitPlan("none"))
     figures = case_metrics(fitted("ease", split), split, data_of(split))["matching"]
-    (way,) = [way for way in slicings(split)["matching"] if way.by == "activity of the user"]
+    (way,) = [way for way in slicings(split)["matching"] if way.by == "user activity"]
     values = {name: each.numpy() for name, each in figures.items()}
     found = {each.name: each for each in sliced(values, way).slices}
     assert set(found) == {"warm", "hot"}
@@ -340,7 +341,7 @@ def test_users_without_a_history_are_a_slice_of_generation() -> None:
         SPLIT.generation, users=np.where(np.arange(len(SPLIT.generation)) % 3, SPLIT.generation.users, 300)
     )
     way = slicings(replace(SPLIT, generation=cases))["generation"][1]
-    assert way.by == "history of the user"
+    assert way.by == "user history"
     assert way.slices["no history"].tolist() == list(range(0, len(cases), 3))
 
 

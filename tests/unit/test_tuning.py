@@ -268,9 +268,10 @@ def test_the_best_is_a_recipe(tmp_path: Path) -> None:
         "learning_rate": 1e-05,
         "seed": 3,
     }
-    folder.keep_best("dam", settings, {"protocol": "full", "positives": None})
+    events = {"page view": 0.25, "buy": 1.0}
+    folder.keep_best("dam", settings, {"protocol": "full", "positives": None}, events)
     recipe = Recipe.load(folder.path / "best.toml")
-    assert recipe == Recipe("dam", {**settings, "hidden_dims": [10, 5]}, {"protocol": "full"})
+    assert recipe == Recipe("dam", {**settings, "hidden_dims": [10, 5]}, {"protocol": "full"}, events=events)
     assert recipe.recommender().config.seed == 3
 
 

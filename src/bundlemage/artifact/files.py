@@ -31,13 +31,16 @@ from bundlemage.artifact.pages import values_in_pages
 from bundlemage.data.checked_json import parse, typed
 from bundlemage.data.dataset import (
     BUNDLE_SCHEMA,
+    EVENTS_OF,
     ITEM_SCHEMA,
     BundleDataset,
     Catalogue,
     Vocabulary,
     binary_matrix,
     empty_catalogue,
+    pairs_of,
 )
+from bundlemage.data.events import EARLIEST, LATEST, NOTHING_KNOWN, UNDATED, Events
 from bundlemage.data.folders import beside, write_whole
 from bundlemage.errors import ArtifactError
 from bundlemage.evaluation import ListMeasures
@@ -63,14 +66,21 @@ FILES = (
 )
 ROWS_IN_A_GROUP = 2**17
 """Rows in a row group of the Parquet files. Small groups allow reading a few users without the others."""
+REJECTED = {f"{name}_rejected": name for name in EVENTS_OF}
+"""For each file of rejected pairs, which exists only if there are any: the matrix."""
 _PAIRS = pa.schema([("row", pa.int32()), ("column", pa.int32())])
-LATER = frozenset({"cost", "image_url", "description", "vector"})
-"""Columns of the catalogue that earlier versions did not save."""
+_EVENTS = pa.schema([*_PAIRS, ("at", pa.int64()), ("weight", pa.float32())])
+LATER = frozenset({"cost", "image_url", "description", "vector", "at", "weight"})
+"""Columns that earlier versions did not save."""
+WITH_VALUES = frozenset({"description", "vector", "at", "weight"})
+"""Columns that are saved only if they have a value."""
 SCHEMAS = {
     "users": pa.schema([("user_id", pa.string())]),
     "items": ITEM_SCHEMA,
     "bundles": BUNDLE_SCHEMA,
     **dict.fromkeys(MATRICES, _PAIRS),
+    **dict.fromkeys(EVENTS_OF, _EVENTS),
+    **dict.fromkeys(REJECTED, _PAIRS),
 }
 BYTES_OF = {"INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 """The bytes of a value in memory. Texts are read as dictionaries, so each is a number at first."""
@@ -151,6 +161,7 @@ def _write(artifact: Artifact, folder: Path) -> None:
             "notes": dataset.notes,
             "fingerprint": dataset.fingerprint(),
             "catalogue": dataset.catalogue is not None,
+            **({} if dataset.event_weights is None else {"events": dict(dataset.event_weights)}),
         },
     }
     _write_weights(weights, folder / "model.safetensors")
@@ -159,15 +170,28 @@ def _write(artifact: Artifact, folder: Path) -> None:
     (folder / "history.jsonl").write_text(artifact.history, encoding="utf-8")
     (folder / "README.md").write_text(artifact.card, encoding="utf-8")
     _write_table(pa.table({"user_id": dataset.users.to_arrow()}), folder / "users.parquet")
-    _write_table(catalogue.items, folder / "items.parquet")
+    empty = [name for name in WITH_VALUES & {*ITEM_SCHEMA.names} if _is_empty(catalogue.items[name])]
+    _write_table(catalogue.items.drop_columns(empty), folder / "items.parquet")
     _write_table(catalogue.bundles, folder / "bundles.parquet")
     for name in MATRICES:
-        matrix = getattr(dataset, name).tocoo()
-        pairs = {"row": matrix.row.astype(np.int32), "column": matrix.col.astype(np.int32)}
+        events = getattr(dataset, EVENTS_OF[name]) if name in EVENTS_OF else NOTHING_KNOWN
+        known = {fact: getattr(events, fact) for fact in ("at", "weight")}
+        pairs = _pairs(getattr(dataset, name)) | {
+            f: values for f, values in known.items() if values is not None
+        }
         _write_table(pa.table(pairs), folder / f"{name}.parquet")
-    files = {name: _seal(folder / name) for name in FILES}
+    rejected = {file: getattr(dataset, EVENTS_OF[name]).rejected for file, name in REJECTED.items()}
+    more = {f"{file}.parquet": matrix for file, matrix in rejected.items() if matrix is not None}
+    for name, matrix in more.items():
+        _write_table(pa.table(_pairs(matrix)), folder / name)
+    files = {name: _seal(folder / name) for name in (*FILES, *more)}
     manifest = {"format": FORMAT, "version": FORMAT_VERSION, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+
+
+def _pairs(matrix: sparse.csr_matrix) -> dict[str, Any]:
+    rows, columns = pairs_of(matrix)
+    return {"row": rows, "column": columns.astype(np.int32, copy=False)}
 
 
 def _write_weights(weights: dict[str, Tensor], file: Path) -> None:
@@ -214,6 +238,7 @@ class _Described(BaseModel):
     notes: list[str]
     fingerprint: str
     catalogue: bool
+    events: dict[str, float] | None = None
 
 
 class _Config(BaseModel):
@@ -277,19 +302,27 @@ def _artifact(path: Path, saved: Saved, *, users: bool = True, shared: Path | No
     items, bundles = _table(path, saved, "items"), _table(path, saved, "bundles")
     tables = {"user": _table(path, saved, "users") if users else None, "item": items, "bundle": bundles}
     ids = {kind: Vocabulary(kind, _ids(path, kind, table)) for kind, table in tables.items()}
-    matrices = {}
+    parts: dict[str, Any] = {}
     for name in MATRICES:
         rows, columns = name.split("_")
+        shape = len(ids[rows]), len(ids[columns])
         pairs = _table(path, saved, name) if users or rows != "user" else None
-        matrices[name] = _matrix(path, name, pairs, (len(ids[rows]), len(ids[columns])))
+        parts[name] = _matrix(path, name, pairs, shape)
+        if name in EVENTS_OF and pairs is not None:
+            file = f"{name}_rejected"
+            rejected = None
+            if f"{file}.parquet" in saved:
+                rejected = _matrix(path, file, _table(path, saved, file), shape)
+            parts[EVENTS_OF[name]] = _events(path, name, pairs, parts[name], rejected)
     dataset = BundleDataset(
-        **matrices,
+        **parts,
         users=ids["user"],
         items=ids["item"],
         bundles=ids["bundle"],
         catalogue=Catalogue(items, bundles) if described["catalogue"] else None,
         name=described["name"],
         notes=tuple(described["notes"]),
+        event_weights=described.get("events"),
     )
     return Artifact(
         config=config,
@@ -337,7 +370,8 @@ def _listed(path: Path, content: bytes) -> Saved:
     """The size and the checksum of each file, as the manifest lists them."""
     try:
         manifest = typed(_Manifest, parse(content))
-        listed = {name: (manifest.files[name].bytes, manifest.files[name].sha256) for name in FILES}
+        more = [name for file in REJECTED if (name := f"{file}.parquet") in manifest.files]
+        listed = {name: (manifest.files[name].bytes, manifest.files[name].sha256) for name in (*FILES, *more)}
     except (ValueError, KeyError) as error:
         reason = f"{error} is not listed" if isinstance(error, KeyError) else error
         raise ArtifactError(f"{path / MANIFEST} is damaged ({reason}); save the model again") from None
@@ -470,12 +504,14 @@ def _table(path: Path, saved: Saved, name: str) -> pa.Table:
         table.validate(full=True)
         if sum(map(_text_bytes, table.columns)) > most:
             raise ValueError(f"its texts would take more than {most:,} bytes")
-        needed = table.column_names if name in MATRICES else table.column_names[:1]
+        needed = table.column_names if "row" in table.column_names else table.column_names[:1]
         for column in needed:
             if table[column].null_count:
                 raise ValueError(f"the column {column!r} has a missing value")
+        if "vector" in table.column_names:
+            _check_vectors(table["vector"])
         for field in expected:
-            if field.name not in table.column_names:  # the model was saved by an earlier version
+            if field.name not in table.column_names:  # it has no value, or an earlier version saved it
                 table = table.append_column(field, pa.nulls(len(table), field.type))
         return table.select(expected.names).cast(expected)
 
@@ -550,6 +586,45 @@ def _matrix(path: Path, name: str, pairs: pa.Table | None, shape: tuple[int, int
         raise ArtifactError(
             f"{path / f'{name}.parquet'} is damaged ({error}); copy the folder again"
         ) from None
+
+
+def _is_empty(column: pa.ChunkedArray) -> bool:
+    return bool(column.null_count == len(column))
+
+
+def _check_vectors(column: pa.ChunkedArray) -> None:
+    """Raise `ValueError` unless all vectors have the same length and finite numbers."""
+    lengths = pc.unique(pc.list_value_length(column)).drop_null()
+    if len(lengths) > 1:
+        raise ValueError("its vectors have different lengths")
+    numbers = pc.list_flatten(column)
+    if numbers.null_count or not np.isfinite(numbers.to_numpy()).all():
+        raise ValueError("a vector has something that is no number")
+
+
+def _events(
+    path: Path,
+    name: str,
+    pairs: pa.Table,
+    matrix: sparse.csr_matrix,
+    rejected: sparse.csr_matrix | None,
+) -> Events:
+    """What the columns of a file say about its pairs."""
+    known = {fact: pairs[fact].to_numpy() for fact in ("at", "weight") if not _is_empty(pairs[fact])}
+    at, weight = known.get("at"), known.get("weight")
+    reason = None
+    rows, columns = pairs_of(matrix)
+    if known and not (np.array_equal(rows, pairs["row"]) and np.array_equal(columns, pairs["column"])):
+        reason = "its pairs are not in order, or a pair is there twice"
+    if at is not None and not ((at == UNDATED) | ((at >= EARLIEST) & (at < LATEST))).all():
+        reason = "a time is not between the years 1 and 9999"
+    if weight is not None and not (np.isfinite(weight) & (weight > 0)).all():
+        reason = "a weight is not a number above 0"
+    if rejected is not None and matrix.multiply(rejected).nnz:
+        reason = "a pair is rejected as well"
+    if reason is not None:
+        raise ArtifactError(f"{path / f'{name}.parquet'} is damaged ({reason}); copy the folder again")
+    return Events(at, weight, rejected)
 
 
 # ── The model card ───────────────────────────────────────────────────────────────────────────────

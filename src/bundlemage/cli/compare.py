@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from bundlemage.cli import show
-from bundlemage.cli.options import AsJson, Device, Jobs, OptionalCount, Tables
-from bundlemage.cli.texts import ids, key_values, label, seed_list, settings
+from bundlemage.cli.options import AsJson, Device, Events, Jobs, OptionalCount, Tables
+from bundlemage.cli.texts import event_weights, ids, key_values, label, seed_list, settings
 from bundlemage.errors import ConfigError
 from bundlemage.readers.address import may_hold_a_password
 
@@ -48,6 +48,7 @@ def compare(
     slice_by: list[str] | None = None,
     output: list[Path] | None = None,
     table: Tables = None,
+    events: Events = None,
     as_json: AsJson = False,
 ) -> None:
     """Train and test models on PATH, and rank them.
@@ -100,7 +101,8 @@ def compare(
         SplitPlan(name, split_seed, histories=histories, order=order)
         for name in dict.fromkeys(protocol or ["auto"])
     ]
-    splits = _splits(locations or ["sample"], key_values(table, "--table"), plans)
+    tables, weights = key_values(table, "--table"), event_weights(events)
+    splits = _splits(locations or ["sample"], tables, weights, plans)
     for split in splits:
         by_time = f": {held_out_in_words(split)}" if split.goes_by_time else ""
         show.note(f"{show.described(split.dataset)}; protocol {split.protocol}{by_time}")
@@ -175,13 +177,18 @@ def _changed(contenders: Sequence[Contender], name: str, value: Any) -> list[Con
     return [each.with_settings({key: value}) if each in affected else each for each in contenders]
 
 
-def _splits(locations: Sequence[str], tables: dict[str, str], plans: Sequence[SplitPlan]) -> list[Split]:
+def _splits(
+    locations: Sequence[str],
+    tables: dict[str, str],
+    events: dict[str, float] | None,
+    plans: Sequence[SplitPlan],
+) -> list[Split]:
     from bundlemage.readers.load import read
 
     splits: list[tuple[str, Split]] = []
     for location in dict.fromkeys(locations):
         with show.notes.status(f"reading {label(location)}"):
-            source = read(location, tables)
+            source = read(location, tables, events)
             show.warn(*source.warnings)
             splits += [(label(location), plan.divide(source.dataset, source.ready)) for plan in plans]
     places: dict[str, set[str]] = {}

@@ -6,14 +6,14 @@ import shlex
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
 from bundlemage.cli import show
 from bundlemage.cli.commands import add
-from bundlemage.cli.options import AsJson, Count, Location, OptionalCount, Seed, Tables
-from bundlemage.cli.texts import key_values, label, only_given
+from bundlemage.cli.options import AsJson, Count, Events, Location, OptionalCount, Seed, Tables
+from bundlemage.cli.texts import event_weights, key_values, label, only_given
 from bundlemage.errors import ConfigError
 from bundlemage.progress import Shown
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Check, describe, shard, generate and fetch data.")
 
 
-def check(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
+def check(
+    location: Location = "sample", table: Tables = None, events: Events = None, as_json: AsJson = False
+) -> None:
     """Report each problem of the data at PATH, with its place and a fix. Exits 2 if there is an error.
 
     It also says in how many user-bundle pairs the user's items give the bundle away, in how many they would
@@ -32,7 +34,8 @@ def check(location: Location = "sample", table: Tables = None, as_json: AsJson =
     from bundlemage.readers.ingest import ingest as read_in
 
     with Shown(show.notes, label(location)) as progress:
-        checked = read_in(location, named=key_values(table, "--table"), progress=progress)
+        tables, weights = key_values(table, "--table"), event_weights(events)
+        checked = read_in(location, named=tables, events=weights, progress=progress)
     problems, leakage = checked.problems, checked.leakage
     counts = Counter(problem.severity for problem in problems)
     ok = not counts["error"]
@@ -43,7 +46,9 @@ def check(location: Location = "sample", table: Tables = None, as_json: AsJson =
             if leakage is None
             else {**asdict(leakage), "share": leakage.share, "by_chance": leakage.by_chance}
         )
-        show.print_json({"ok": ok, "problems": listed, "leakage": found})
+        known = {name: asdict(facts) for name, facts in checked.about_events.items()}
+        shown = {"events": known} if known else {}
+        show.print_json({"ok": ok, "problems": listed, "leakage": found, **shown})
     else:
         colours = {"error": "red", "warning": "yellow", "note": "blue"}
         for problem in problems:
@@ -52,6 +57,7 @@ def check(location: Location = "sample", table: Tables = None, as_json: AsJson =
             show.out.print("no problem found")
         else:
             show.notes.print(f"kinds of errors: {counts['error']}; kinds of warnings: {counts['warning']}")
+        show.event_facts(checked.about_events)
         if leakage is not None:
             show.leakage(leakage)
     if not ok:
@@ -64,6 +70,7 @@ def ingest(
     shard_rows: Count = 100_000,
     overwrite: bool = False,
     table: Tables = None,
+    events: Events = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the data at PATH as shards. Every command can read shards, and a worker can read only its part.
@@ -80,8 +87,15 @@ def ingest(
     from bundlemage.readers.ingest import ingest as read_in
 
     with Shown(show.notes, label(location)) as progress:
-        tables = key_values(table, "--table")
-        done = read_in(location, output, shard_rows, overwrite=overwrite, named=tables, progress=progress)
+        done = read_in(
+            location,
+            output,
+            shard_rows,
+            overwrite=overwrite,
+            named=key_values(table, "--table"),
+            events=event_weights(events),
+            progress=progress,
+        )
     layout = done.layout
     assert layout is not None
     show.warn(*done.problems)
@@ -105,25 +119,35 @@ def ingest(
     show.say(f"{len(layout.files):,} files in [bold]{show.plain(output)}[/], in {done.seconds:,.1f} s")
 
 
-def stats(location: Location = "sample", table: Tables = None, as_json: AsJson = False) -> None:
+def stats(
+    location: Location = "sample", table: Tables = None, events: Events = None, as_json: AsJson = False
+) -> None:
     """Show the paper's table of sizes, the popularity bias, and the similarity of item and bundle tastes."""
     import numpy as np
 
-    from bundlemage.data.statistics import dataset_table, popularity_bias, preference_similarity
+    from bundlemage.data.statistics import (
+        dataset_table,
+        event_facts,
+        popularity_bias,
+        preference_similarity,
+    )
     from bundlemage.readers.load import read
 
     with show.notes.status(f"reading {label(location)}"):
-        source = read(location, key_values(table, "--table"))
+        source = read(location, key_values(table, "--table"), event_weights(events))
         data = source.dataset
         similar = preference_similarity(data)
         similar = similar[~np.isnan(similar)]
-        figures = {
+        figures: dict[str, Any] = {
             "dataset": data.name,
             **dataset_table(data),
             "popularity_bias": popularity_bias(data),
             "taste_similarity_median": float(np.median(similar)) if len(similar) else None,
             "notes": list(data.notes),
         }
+        known = event_facts(source)
+        if known:
+            figures["events"] = {name: asdict(facts) for name, facts in known.items()}
     show.warn(*source.warnings)
     if as_json:
         show.print_json(figures)
@@ -141,6 +165,7 @@ def stats(location: Location = "sample", table: Tables = None, as_json: AsJson =
     shown = "unknown" if median is None else f"{median:.2f}"
     rows.add_row("cosine of item and bundle taste, median user", shown)
     show.out.print(rows)
+    show.event_facts(known)
     show.caveats(data)
 
 

@@ -41,6 +41,11 @@ TABLES = (
 
 Location = Annotated[str, typer.Argument(metavar="PATH", help=LOCATION)]
 Tables = Annotated[list[str] | None, typer.Option("--table", metavar="NAME=TABLE", help=TABLES)]
+EVENTS = (
+    "What each type of event in the column 'event' is worth, e.g. view=0.2,cart=0.5,buy=1,return=-1: 1 or "
+    "more is a purchase, less is a sign of taste, 0 leaves the rows out, and a negative one takes back."
+)
+Events = Annotated[str | None, typer.Option("--events", metavar="TYPE=WEIGHT,...", help=EVENTS)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text and tables.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 OtherDevice = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]

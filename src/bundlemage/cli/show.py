@@ -13,12 +13,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from bundlemage.cli.texts import plural
 from bundlemage.errors import Problem
 
 if TYPE_CHECKING:
     from bundlemage.core.shop import RecommendedBundle, RecommendedItem
     from bundlemage.data.dataset import BundleDataset
     from bundlemage.data.leakage import Leakage
+    from bundlemage.data.statistics import EventFacts
     from bundlemage.evaluation import Evaluation
     from bundlemage.measures.steering import SteeringPoint
     from bundlemage.studies.standings import ResultTable
@@ -85,6 +87,25 @@ def caveats(dataset: BundleDataset) -> None:
     """Print the notes of a data set. A reader needs them to compare figures."""
     for each in dataset.notes:
         out.print(f"[yellow]note:[/] {plain(each)}")
+
+
+def event_facts(known: Mapping[str, EventFacts]) -> None:
+    """Print what is known about the pairs of tables of events: types, times, weights, rejected pairs."""
+    for name, facts in known.items():
+        lines = []
+        if facts.types:
+            types = ", ".join(f"{plain(kind) or 'none'} {count:,}" for kind, count in facts.types.items())
+            lines.append(f"types of events (rows): {types}")
+        if facts.first is not None:
+            undated = f"; without a time: {plural(facts.undated, 'pair')}" if facts.undated else ""
+            lines.append(f"times: {facts.first} to {facts.last}{undated}")
+        if facts.weights is not None:
+            least, median, most = facts.weights
+            lines.append(f"weights of pairs: {least:.4g} to {most:.4g}, median {median:.4g}")
+        if facts.rejected:
+            lines.append(f"rejected, because the latest event is negative: {plural(facts.rejected, 'pair')}")
+        for line in lines:
+            out.print(f"{name}: {line}", soft_wrap=True)
 
 
 def leakage(found: Leakage, histories: str | None = None) -> None:

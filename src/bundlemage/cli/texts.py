@@ -38,6 +38,28 @@ def numbers(pairs: Sequence[str] | None, option: str, expected: str) -> dict[str
     return values
 
 
+def event_weights(text: str | None) -> dict[str, float] | None:
+    """A text such as `view=0.2,buy=1` as the weights of types of events. None: nothing was given."""
+    from bundlemage.readers.pairs import check_events
+
+    if text is None:
+        return None
+    values: dict[str, Any] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, number = (word.strip() for word in part.rpartition("="))
+        if not equals or not name:
+            raise ConfigError(f"--events {part!r}: write it as TYPE=WEIGHT, e.g. view=0.2,buy=1")
+        if name in values:
+            raise ConfigError(f"--events names {name!r} twice")
+        try:
+            values[name] = float(number)
+        except ValueError:
+            values[name] = number
+    if not values:
+        raise ConfigError("--events is empty: write it as TYPE=WEIGHT, e.g. view=0.2,buy=1")
+    return check_events(values)
+
+
 def lines_of(path: Path) -> list[str]:
     """The lines of a text file that are not empty."""
     try:

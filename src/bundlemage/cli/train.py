@@ -17,12 +17,13 @@ from bundlemage.cli.options import (
     Count,
     Device,
     EngineOptions,
+    Events,
     Location,
     ModelFolder,
     OtherDevice,
     Tables,
 )
-from bundlemage.cli.texts import key_values, label, only_given, settings
+from bundlemage.cli.texts import event_weights, key_values, label, only_given, settings
 from bundlemage.errors import BundleMageError, ConfigError, NoModelYetError, Problem
 from bundlemage.progress import Shown
 
@@ -63,6 +64,7 @@ def train(
     final: bool = False,
     ensemble: int | None = None,
     table: Tables = None,
+    events: Events = None,
     resume: bool = False,
     overwrite: bool = False,
     checkpoint_every: Annotated[int | None, typer.Option(min=0)] = None,
@@ -137,6 +139,7 @@ def train(
             }
         ),
         settings(shop, "--shop"),
+        event_weights(events),
     )
     chosen = replace(chosen, **only_given({"model": model, "ensemble": ensemble}))
     checkpoints = output.with_name(output.name + ".checkpoints")
@@ -236,6 +239,7 @@ def evaluate(
     engine: EngineOptions,
     location: str | None = None,
     table: Tables = None,
+    events: Events = None,
     steering: bool = False,
     device: Device = "auto",
     slices: bool = False,
@@ -245,7 +249,8 @@ def evaluate(
     """Evaluate the model in DIR on the test cases of PATH, which were held out of its training.
 
     Options:
-        location PATH: The data that the model was trained on.
+        location PATH: The data that the model was trained on. Without --events, its types of events have
+            the same weights as in training.
         --slices: Also show the figures for cold, warm and hot users, and for bundles by popularity, by size,
             new or known.
         --slice-by COLUMN: Also show the figures by a column of the catalogue, such as tags or price.
@@ -255,7 +260,8 @@ def evaluate(
     from bundlemage.engines.jobs import EvaluationJob
     from bundlemage.scorecard import steering_of
 
-    job = EvaluationJob(Path(folder), location, key_values(table, "--table"), slice_by or (), device=device)
+    tables, weights = key_values(table, "--table"), event_weights(events)
+    job = EvaluationJob(Path(folder), location, tables, weights, slice_by or (), device=device)
     with show.notes.status("reading the data"):
         _ = job.source  # raises an error if there is none, before the model is loaded
     with Shown(show.notes, "evaluating") as progress:
@@ -414,6 +420,7 @@ def tune(
     histories: str | None = None,
     order: str | None = None,
     table: Tables = None,
+    events: Events = None,
     resume: bool = False,
     as_json: AsJson = False,
 ) -> None:
@@ -465,6 +472,7 @@ def tune(
         trials=trials,
         timeout=timeout,
         tables=key_values(table, "--table"),
+        events=chosen.changed({}, {}, events=event_weights(events)).events,
         resume=resume,
     )
     if resume and not output.exists():

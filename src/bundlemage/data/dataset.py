@@ -355,6 +355,8 @@ class BundleDataset:
     """When and how strongly users took items: facts about the pairs of `user_item`."""
     bundle_events: Events = NOTHING_KNOWN
     """The same for `user_bundle`."""
+    event_weights: Mapping[str, float] | None = None
+    """The weight of each type of event with which the tables were read. None: none were given."""
     known_digests: tuple[tuple[object, Mapping[str, str]], ...] = field(default=(), repr=False, compare=False)
     """Pairs: a vocabulary, a matrix or events that were not read completely, and the digests of the complete
     ones by their names in `digests`."""

@@ -205,6 +205,7 @@ class Layout:
             catalogue=_catalogue(tables) if ids and self.catalogue else None,
             name=self.name,
             notes=self.notes,
+            event_weights=self.events,
             known_digests=tuple(known),
         )
 

@@ -82,6 +82,8 @@ class EvaluationJob(ModelJob):
     location: str | None = None
     tables: Mapping[str, str] = field(default_factory=dict)
     """For a database: the table or query for each part of the data, such as `user_item`."""
+    events: Mapping[str, float] | None = None
+    """The weights of types of events. None: those with which the model's data was read."""
     slice_by: Sequence[str] = ()
     """Columns of the catalogue that the test cases are divided by."""
 
@@ -101,7 +103,10 @@ class EvaluationJob(ModelJob):
     @cached_property
     def source(self) -> Source:
         """The data, read when it is first needed."""
-        return read(self.read_from, self.tables)
+        events = self.events
+        if events is None:
+            events = describe_artifact(self.model)[1]["dataset"].get("events")
+        return read(self.read_from, self.tables, events)
 
     @property
     def command(self) -> Command:

@@ -78,7 +78,7 @@ class TrainingJob:
     @cached_property
     def source(self) -> Source:
         """The data, read when it is first needed."""
-        return read(self.location, self.tables)
+        return read(self.location, self.tables, self.recipe.events)
 
     @cached_property
     def split(self) -> Split:

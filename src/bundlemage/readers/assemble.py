@@ -248,6 +248,7 @@ def _dataset(
         bundles=vocabularies["bundle_id"],
         catalogue=catalogue_of(tables, vocabularies["item_id"], vocabularies["bundle_id"]),
         name=name,
+        event_weights=events,
     )
     return dataset, again
 

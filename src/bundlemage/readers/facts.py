@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bundlemage.data.events import DAY, UNDATED
+from bundlemage.data.events import DAY, EARLIEST, LATEST, UNDATED
 from bundlemage.errors import Problem
 from bundlemage.readers.values import Codebook, Fault, Locate, encode, shown
 
@@ -32,11 +32,6 @@ FACTS = ("at", "weight", "vector")
 """The columns that this module reads."""
 LARGEST_WEIGHT = 1e12
 LARGEST_FLOAT = float(np.finfo(np.float32).max)
-FIRST, LAST = (
-    int((datetime(year, month, day, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()) * 10**6
-    for year, month, day in ((1, 1, 1), (9999, 12, 31))
-)
-"""The earliest and the latest time, in microseconds since 1970."""
 _UNITS = ((10**11, 10**6, 1), (10**14, 10**3, 1), (10**17, 1, 1), (2**63, 1, 10**3))
 """Numbers below the first column are seconds, milliseconds, microseconds or nanoseconds since 1970. The other
 columns make them microseconds: multiply, then divide."""
@@ -209,7 +204,7 @@ def _times_of_arrow(chunk: pa.Array) -> tuple[Numbers, _Bad | None] | None:
 
 
 def _within(ticks: Numbers, each: int, nulls: _Bad | None) -> tuple[Numbers, _Bad | None]:
-    bad = (ticks < FIRST // each) | (ticks >= LAST // each)
+    bad = (ticks < EARLIEST // each) | (ticks >= LATEST // each)
     if nulls is not None:
         bad &= ~nulls
     times = np.where(bad, 0, ticks) * each
@@ -237,7 +232,7 @@ def _since_1970(numbers: Numbers, nulls: _Bad | None) -> tuple[Numbers, _Bad | N
             times[chosen] = part * times_it // over
         else:
             times[chosen] = np.round(part * times_it / over).astype(np.int64)
-    bad |= (times < FIRST) | (times >= LAST)
+    bad |= (times < EARLIEST) | (times >= LATEST)
     if nulls is not None:
         bad &= ~nulls
         times[nulls] = UNDATED
@@ -320,7 +315,7 @@ def _parsed(text: str) -> datetime | int | float | None:
 
 
 def _checked(time: int) -> int:
-    if not FIRST <= time < LAST:
+    if not EARLIEST <= time < LATEST:
         raise ValueError
     return time
 

@@ -141,7 +141,8 @@ def retrain(
         candidate = _candidate(serving, model, changed)
         folder = _writable(Path(record.path).parent if models is None else Path(models))
         comparable = _comparable(serving, candidate, force)
-        dataset = replace(store.dataset(), name=serving.dataset.name)
+        served = serving.dataset
+        dataset = replace(store.dataset(), name=served.name, event_weights=served.event_weights)
         stock = EMPTY.after(store.catalogue())
         # The protocol is "none", because no plan can reproduce the split of a retraining.
         histories = serving.plan.histories

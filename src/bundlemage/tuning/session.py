@@ -67,7 +67,7 @@ class Session:
         self.folder = StudyFolder(search.output)
         self.folder.check(resume=search.resume)
         progress("reading the data", 0, 0)
-        source = read(search.location, search.tables)
+        source = read(search.location, search.tables, search.events)
         split = search.plan.divide(source.dataset, source.ready)
         self.warnings, self.leakage, self.split = source.warnings, split.leakage, blind(split)
         validation = self.split.validation
@@ -179,7 +179,7 @@ class Session:
         if self.best is not None:
             settings = {**self.fixed, **self.best.settings}
             kept = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
-            self.folder.keep_best(self.search.model, kept, asdict(self.search.plan))
+            self.folder.keep_best(self.search.model, kept, asdict(self.search.plan), self.search.events)
 
     def _show_progress(self, note: str = "") -> None:
         self.progress("trials", len(self.trials), self.search.trials, note and self._with_best(note))

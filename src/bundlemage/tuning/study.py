@@ -42,6 +42,8 @@ class Search:
     """The seed of the search and of every training in it."""
     plan: SplitPlan = field(default_factory=SplitPlan)
     tables: Mapping[str, str] = field(default_factory=dict)
+    events: Mapping[str, float] = field(default_factory=dict)
+    """The weights of types of events."""
     resume: bool = False
 
     def __post_init__(self) -> None:
@@ -194,12 +196,20 @@ class StudyFolder(ResumableFolder):
         """Write a finished trial."""
         write_whole(self.part(trial.number), json_bytes(asdict(trial)))
 
-    def keep_best(self, model: str, settings: Mapping[str, Any], split: Mapping[str, Any]) -> None:
+    def keep_best(
+        self,
+        model: str,
+        settings: Mapping[str, Any],
+        split: Mapping[str, Any],
+        events: Mapping[str, float],
+    ) -> None:
         """Write the recipe of the best trial, for `bundlemage train --recipe`."""
         lines = [f"model = {_toml(model)}", "", "[settings]"]
         lines += [f"{name} = {_toml(value)}" for name, value in settings.items()]
         lines += ["", "[split]"]
         lines += [f"{name} = {_toml(value)}" for name, value in split.items() if value is not None]
+        if events:
+            lines += ["", "[events]", *(f"{_toml(name)} = {_toml(value)}" for name, value in events.items())]
         write_whole(self.path / "best.toml", ("\n".join(lines) + "\n").encode())
 
     def damaged(self, file: Path, reason: object) -> CheckpointError:
