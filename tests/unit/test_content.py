@@ -123,9 +123,9 @@ def test_the_regression_minimises_its_loss(items: int, size: int) -> None:
 
 def test_the_vectors_of_a_new_item_are_the_prediction(model: Recommender) -> None:
     assert isinstance(model.model, BundleMage)
-    content, table = model.model.content, catalogue(NEW)
+    content, table = model.model.item_features, catalogue(NEW)
     features = content.plan.of(table).toarray()
-    expected = content.mean.numpy() + features @ content.map.numpy()
+    expected = content.mean.numpy() + features @ content.map.numpy()[: features.shape[1]]
     assert content.vectors(table).numpy() == pytest.approx(expected, abs=1e-5)
 
 
@@ -140,7 +140,8 @@ def test_known_items_and_their_answers_stay_as_they_are(shop: BundleDataset) -> 
     )
     weights_with, weights_without = with_content.model.state_dict(), without.model.state_dict()
     assert set(weights_with) - set(weights_without) == {
-        f"content.{name}" for name in ("columns", "idf", "bounds", "vector_mean", "mean", "map", "unseen")
+        f"item_features.{name}"
+        for name in ("columns", "idf", "bounds", "vector_mean", "mean", "map", "unseen")
     }
     assert all(torch.equal(tensor, weights_with[name]) for name, tensor in weights_without.items())
     larger = with_content.with_items([NEW])
@@ -152,7 +153,7 @@ def test_known_items_and_their_answers_stay_as_they_are(shop: BundleDataset) -> 
 def test_without_a_catalogue_the_weights_are_those_of_a_model_without_content(shop: BundleDataset) -> None:
     bare = replace(shop, catalogue=None)
     fitted = Recommender(**QUICK).fit(bare, SplitPlan("none"), progress=False, calibrate=False)
-    assert not any(name.startswith("content") for name in fitted.model.state_dict())
+    assert not any(name.startswith("item_features") for name in fitted.model.state_dict())
 
 
 def test_a_new_item_is_as_if_its_row_had_been_in_the_tables(model: Recommender, shop: BundleDataset) -> None:
@@ -163,8 +164,10 @@ def test_a_new_item_is_as_if_its_row_had_been_in_the_tables(model: Recommender, 
     dataset = larger.dataset
     whole = build("bundlemage", small.config, Sizes.of(dataset))
     assert isinstance(whole, BundleMage)
-    row = small.content.vectors(catalogue(NEW))
-    state = {name: value for name, value in small.state_dict().items() if not name.startswith("content")}
+    row = small.item_features.vectors(catalogue(NEW))
+    state = {
+        name: value for name, value in small.state_dict().items() if not name.startswith("item_features")
+    }
     start = 0
     for name in ("item_shared", "item_matching", "item_generation"):
         width = state[name].shape[1]
@@ -256,7 +259,7 @@ def test_items_of_the_catalogue_that_nobody_had_get_vectors_too(shop: BundleData
     place = wider.items.position("new-1")
     assert isinstance(fitted.model, BundleMage)
     assert fitted.model.known_by_content == {place}
-    predicted = fitted.model.content.vectors(catalogue(NEW))[0]
+    predicted = fitted.model.item_features.vectors(catalogue(NEW))[0]
     assert torch.equal(torch.cat([part[place] for part in fitted.model._item_parts]), predicted)
     assert fitted.model.item_counts[place] == fitted.model.assumed_item_count
 
@@ -308,19 +311,29 @@ def test_a_saved_model_knows_the_same(model: Recommender, tmp_path: Path) -> Non
 
 
 FORGED = {
-    "columns-order": lambda tensors: tensors["content.columns"].__setitem__(0, 2**19),
-    "columns-negative": lambda tensors: tensors["content.columns"].__setitem__(0, -1),
-    "columns-type": lambda tensors: tensors.update({"content.columns": tensors["content.columns"].float()}),
-    "map-short": lambda tensors: tensors.update({"content.map": tensors["content.map"][1:].clone()}),
-    "map-narrow": lambda tensors: tensors.update({"content.map": tensors["content.map"][:, 1:].clone()}),
-    "map-type": lambda tensors: tensors.update({"content.map": tensors["content.map"].half()}),
-    "map-nan": lambda tensors: tensors["content.map"].__setitem__((0, 0), torch.nan),
-    "mean-short": lambda tensors: tensors.update({"content.mean": tensors["content.mean"][1:].clone()}),
-    "idf-short": lambda tensors: tensors.update({"content.idf": tensors["content.idf"][1:].clone()}),
-    "bounds-order": lambda tensors: tensors["content.bounds"].__setitem__(0, 1e9),
-    "unseen-too-high": lambda tensors: tensors.update({"content.unseen": torch.tensor([10**6])}),
-    "missing": lambda tensors: tensors.pop("content.mean"),
-    "more": lambda tensors: tensors.update({"content.more": torch.zeros(1)}),
+    "columns-order": lambda tensors: tensors["item_features.columns"].__setitem__(0, 2**19),
+    "columns-negative": lambda tensors: tensors["item_features.columns"].__setitem__(0, -1),
+    "columns-type": lambda tensors: tensors.update(
+        {"item_features.columns": tensors["item_features.columns"].float()}
+    ),
+    "map-short": lambda tensors: tensors.update(
+        {"item_features.map": tensors["item_features.map"][1:].clone()}
+    ),
+    "map-narrow": lambda tensors: tensors.update(
+        {"item_features.map": tensors["item_features.map"][:, 1:].clone()}
+    ),
+    "map-type": lambda tensors: tensors.update({"item_features.map": tensors["item_features.map"].half()}),
+    "map-nan": lambda tensors: tensors["item_features.map"].__setitem__((0, 0), torch.nan),
+    "mean-short": lambda tensors: tensors.update(
+        {"item_features.mean": tensors["item_features.mean"][1:].clone()}
+    ),
+    "idf-short": lambda tensors: tensors.update(
+        {"item_features.idf": tensors["item_features.idf"][1:].clone()}
+    ),
+    "bounds-order": lambda tensors: tensors["item_features.bounds"].__setitem__(0, 1e9),
+    "unseen-too-high": lambda tensors: tensors.update({"item_features.unseen": torch.tensor([10**6])}),
+    "missing": lambda tensors: tensors.pop("item_features.mean"),
+    "more": lambda tensors: tensors.update({"item_features.more": torch.zeros(1)}),
 }
 
 
@@ -338,5 +351,5 @@ def test_a_model_that_was_saved_without_content_still_loads(shop: BundleDataset,
     folder = fitted.save(tmp_path / "model")
     loaded = Recommender.load(folder, device="cpu")
     assert isinstance(loaded.model, BundleMage)
-    assert not loaded.model.content
+    assert not loaded.model.item_features
     assert loaded.recommend("u0001") == fitted.recommend("u0001")

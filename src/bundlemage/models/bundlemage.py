@@ -236,8 +236,9 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated, 
             self.carry_user = nn.Linear(dim, dim)  # maps z_u to the space of E²
             self.pair_mix = PreMix(dim, "gate", config.residual)
         self.dropout = nn.Dropout(config.dropout)
-        self.content = ContentMap(sizes.items, shared + 2 * (dim - shared))
-        # The vectors of items that came after training, by `content`.
+        # Its name puts its map beside the item tables in a saved model, so that they are aligned alike.
+        self.item_features = ContentMap(sizes.items, shared + 2 * (dim - shared))
+        # The vectors of items that came after training, by `item_features`.
         self._later_items: Tensor | None = None  # [later, width of the three tables]
         # Log-temperatures and popularity weights: first for matching, then for generation.
         self.log_temperatures: Tensor
@@ -472,11 +473,11 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated, 
         unseen = in_bundles + with_users == 0
         if len(unseen) != len(self.item_shared) or not counts.any():
             return
-        self.content.learn(items, torch.cat(self._item_parts, dim=1), counts, unseen)
-        places = self.content.unseen
+        self.item_features.learn(items, torch.cat(self._item_parts, dim=1), counts, unseen)
+        places = self.item_features.unseen
         if len(places):
             with torch.no_grad():
-                vectors = self.content.vectors(items.take(pa.array(places.cpu().numpy())))
+                vectors = self.item_features.vectors(items.take(pa.array(places.cpu().numpy())))
                 start = 0
                 for part in self._item_parts:
                     part[places] = vectors[:, start : start + part.shape[1]]
@@ -485,15 +486,15 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated, 
             self.forget_tables()
 
     def knows_by_content(self, items: pa.Table) -> npt.NDArray[np.bool_]:
-        return self.content.knows(items) if self.content else np.zeros(len(items), bool)
+        return self.item_features.knows(items) if self.item_features else np.zeros(len(items), bool)
 
     @property
     def known_by_content(self) -> frozenset[int]:
         later = range(len(self.item_shared), self.sizes.items)
-        return frozenset(self.content.unseen.tolist()).union(later)
+        return frozenset(self.item_features.unseen.tolist()).union(later)
 
     def with_items(self, items: pa.Table, places: Sequence[int] | None = None) -> Self:
-        if not self.content:
+        if not self.item_features:
             raise UnsupportedError(
                 "this model has learned nothing from the catalogue, so it cannot take up new items: give "
                 "items a title, tags or vectors, and train it again"
@@ -505,7 +506,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated, 
         for kind in ("_parameters", "_buffers", "_modules"):  # a copy would share the dicts themselves
             setattr(model, kind, dict(getattr(self, kind)))
         with torch.no_grad():
-            vectors = self.content.vectors(items)
+            vectors = self.item_features.vectors(items)
             later = vectors.new_zeros(highest - known, vectors.shape[1])
             if self._later_items is not None:
                 later[: len(self._later_items)] = self._later_items

@@ -7,7 +7,7 @@ about the known items changes. An item that nobody has seen yet gets the predict
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,10 @@ class ContentMap(nn.Module):
         super().__init__()
         self.items, self.width = items, width
         for name in ("columns", "idf", "bounds", "vector_mean", "mean", "map", "unseen"):
-            kind = torch.int64 if name in ("columns", "unseen") else torch.float32
+            # In a saved model, tensors of 8-byte numbers come first. So these small ones, of any length, do
+            # not change how the large tables are aligned, which processes share.
+            kind = torch.int64 if name in ("columns", "unseen") else torch.float64
+            kind = torch.float32 if name == "map" else kind
             shape = (0, width) if name == "map" else (0,)
             # Without a device, it would be lost if the model is built without memory to be loaded.
             self.register_buffer(name, torch.zeros(shape, dtype=kind, device="cpu"))
@@ -69,7 +72,8 @@ class ContentMap(nn.Module):
     @property
     def plan(self) -> FeaturePlan:
         """How features are computed."""
-        return FeaturePlan(*(getattr(self, name).cpu().numpy() for name in _OF_PLAN))
+        columns, *others = (getattr(self, name).numpy() for name in _OF_PLAN)
+        return FeaturePlan(columns, *(each.astype(np.float32) for each in others))
 
     def learn(self, items: pa.Table, vectors: Tensor, counts: npt.NDArray[np.integer], unseen: Mask) -> None:
         """Learns from the items with a count. `counts` says how often an item was seen: its vectors are then
@@ -82,14 +86,17 @@ class ContentMap(nn.Module):
             return
         targets = vectors.detach().cpu().numpy()[seen]
         mean, matrix = ridge(features, targets, np.sqrt(counts[seen]))
-        device = vectors.device
         for name in _OF_PLAN:
-            setattr(self, name, torch.from_numpy(getattr(plan, name).copy()).to(device))
-        self.mean = torch.from_numpy(mean.astype(np.float32)).to(device)
-        self.map = torch.from_numpy(np.ascontiguousarray(matrix, np.float32)).to(device)
+            values = getattr(plan, name)
+            kind = np.int64 if name == "columns" else np.float64
+            setattr(self, name, torch.from_numpy(values.astype(kind)))
+        self.mean = torch.from_numpy(mean.astype(np.float64))
+        padded = np.zeros((_padded(plan.size), self.width), np.float32)
+        padded[: plan.size] = matrix
+        self.map = torch.from_numpy(padded).to(vectors)
         places = np.flatnonzero(unseen)
         described = self.knows(items.take(pa.array(places))) if len(places) else np.zeros(0, bool)
-        self.unseen = torch.from_numpy(places[described]).to(device)
+        self.unseen = torch.from_numpy(places[described])
 
     def knows(self, items: pa.Table) -> Mask:
         """For each item: whether the model can use what the catalogue says about it."""
@@ -101,7 +108,12 @@ class ContentMap(nn.Module):
         features = self.plan.of(items)
         rows = Ragged.from_csr(features, self.map.device)
         weights = torch.from_numpy(features.data).to(self.map)
-        return self.mean + rows.weighted_sum_of(self.map, weights)
+        return self.mean.to(self.map) + rows.weighted_sum_of(self.map, weights)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Moves or casts only the map: some devices have no float64."""
+        self.map = fn(self.map)
+        return self
 
     # A model without content is saved as before, and loads what was saved before.
 
@@ -134,13 +146,19 @@ class ContentMap(nn.Module):
         size = len(columns) + (len(bounds) + 1 if len(bounds) else 0) + len(saved["vector_mean"])
         if len(columns) > MOST_USED or not _rising(columns, 0, len(KINDS) * SLOTS):
             return "columns are not ascending positions of hashed features"
-        if len(saved["idf"]) != len(columns) or tuple(saved["map"].shape) != (size, self.width):
-            return f"map has the shape {list(saved['map'].shape)}; expected {[size, self.width]}"
+        expected = [_padded(size), self.width]
+        if len(saved["idf"]) != len(columns) or list(saved["map"].shape) != expected:
+            return f"map has the shape {list(saved['map'].shape)}; expected {expected}"
         if len(saved["mean"]) != self.width or not bool((bounds.diff() > 0).all()):
             return "mean or bounds do not fit"
         if not _rising(unseen, 0, self.items):
             return "unseen has a position that is not an item's"
         return None
+
+
+def _padded(rows: int) -> int:
+    """The number of rows of the map: with a multiple of 16, the tables after it in a file are aligned."""
+    return -(-rows // 16) * 16
 
 
 def _rising(values: Tensor, low: int, high: int) -> bool:

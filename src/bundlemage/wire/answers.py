@@ -53,7 +53,8 @@ class Known(Out):
     items: int
     bundles: int
     not_in_model: int
-    """The number of items and bundles that are newer than the model. The model ignores them."""
+    """The number of items and bundles that the model does not know, because they are newer. It ignores
+    them."""
 
 
 class EntryOut(Out):
