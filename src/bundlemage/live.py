@@ -750,7 +750,7 @@ class Live(Asker):
     @property
     def event_weights(self) -> Mapping[str, float]:
         """The weights of the types of events that the model was trained with."""
-        return getattr(self.recommender.dataset, "event_weights", None) or {}
+        return self.recommender.dataset.event_weights or {}
 
     def in_model(self, item: str) -> bool:
         """Whether the model knows an item."""
