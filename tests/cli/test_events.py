@@ -49,11 +49,11 @@ def test_check_says_what_is_known(tables: Path) -> None:
     assert "user_item: types of events (rows): buy " in said
     assert "user_item: times: 2026-01-01T00:00:00Z to 2026-01-28T00:00:00Z" in said
     assert "user_item: weights of pairs: 0.2 to 1, median 1" in said
-    assert "whose latest event is negative" in said
+    assert "user_item: rejected, because the latest event is negative: " in said
     known = run_json("data", "check", tables, "--events", EVENTS)["events"]
     assert known == run_json("data", "stats", tables, "--events", EVENTS)["events"]
     assert known["user_item"]["weights"] == [pytest.approx(0.2), 1.0, 1.0]
-    assert "user_item: rejected: " in run("data", "stats", tables, "--events", EVENTS).stdout
+    assert "user_item: rejected, " in run("data", "stats", tables, "--events", EVENTS).stdout
 
 
 def test_without_events_each_type_counts_as_one_and_says_so(tables: Path) -> None:

@@ -48,7 +48,7 @@ def divided(shop: BundleDataset, plan: SplitPlan) -> Split:
 
 class TestTheProtocol:
     @given(dated_datasets(), st.integers(0, 2), st.sampled_from(["as given", "without held-out", "auto"]))
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=60, deadline=None)
     def test_nothing_is_learned_from_after_the_moment(
         self, shop: BundleDataset, seed: int, histories: str
     ) -> None:
@@ -68,7 +68,7 @@ class TestTheProtocol:
             assert at is None or (at < split.moments.validate_from).all()
 
     @given(dated_datasets())
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=60, deadline=None)
     def test_each_purchase_is_in_one_part(self, shop: BundleDataset) -> None:
         split = divided(shop, SplitPlan("time"))
         train, validation, test = (
@@ -210,7 +210,7 @@ class TestPlans:
 
 class TestTheLastBundles:
     @given(dated_datasets(), st.integers(0, 3))
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=60, deadline=None)
     def test_paper_tests_the_last_and_validates_the_one_before(self, shop: BundleDataset, seed: int) -> None:
         split = SplitPlan("paper", seed=seed).divide(shop)
         if shop.bundle_events.at is None:

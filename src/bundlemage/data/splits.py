@@ -436,7 +436,8 @@ def _by_time(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
         user_item = binary_matrix(users, items, dataset.user_item.shape)
         train = _with_items(train, user_item, dataset, f"before {moments}")
     validation, test = (_all_bundles(dataset, part) for part in (bought & moments.validation(at), tested))
-    unsold = np.flatnonzero(np.bincount(train.user_bundle.indices, minlength=len(dataset.bundles)) == 0)
+    sales = np.bincount(train.bought_bundles.indices, minlength=len(dataset.bundles))
+    unsold = np.flatnonzero(sales == 0)
     new = unsold.astype(np.int32) if len(unsold) else None
     split = Split(dataset, train, validation, test, None, "time", plan, new, moments=moments)
     split = plan.with_histories(split)
