@@ -258,8 +258,8 @@ class Span:
         facts: Sequence[Numbers | None],
         half_life: float | None,
     ) -> Ragged:
-        """Returns rows of pairs with their weights. `lengths` are those of the rows. `facts` are the times and
-        weights of the pairs, if known."""
+        """Returns rows of pairs with their weights. `lengths` are those of the rows. `facts` are the times
+        and weights of the pairs, if known."""
         at, weight = facts
         rows, events = _ragged(lengths, positions), Events(at, weight)
         strengths = events.weight
