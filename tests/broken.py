@@ -385,6 +385,53 @@ BROKEN: dict[str, Broken] = {
         "when you train, as in --shop currency=EUR",
         "warning",
     ),
+    "a date that is none": Broken(
+        with_files(user_item_csv="user_id,item_id,date\nann,i1,2026-01-31\nbob,i2,2026-02-30\n"),
+        "bad-time",
+        "user_item.csv:3: 'date' (read as 'at') is '2026-02-30'; expected a date and time. Write it as "
+        "2026-01-31T12:00:00Z or 2026-01-31, or as seconds or milliseconds since 1970; leave it empty if it "
+        "is not known, or rename the column if it is something else",
+    ),
+    "a negative count": Broken(
+        with_files(user_bundle_csv="user_id,bundle_id,qty\nann,b1,2\nbob,b2,-1\n"),
+        "bad-weight",
+        "user_bundle.csv:3: 'qty' (read as 'weight') is '-1'; expected a number from 0 to 1,000,000,000,000. "
+        "Write how many or how much it was; a return is an event of a negative type, not a negative number. "
+        "Rename the column if it is something else",
+    ),
+    "several types of events": Broken(
+        with_files(user_item_csv="user_id,item_id,event\nann,i1,view\nann,i2,view\nbob,i2,buy\n"),
+        "events-alike",
+        "user_item.csv: 'event' holds several types of events, and each counts as 1: 'view' (2 rows) and "
+        "'buy' (1 row). Say what each is worth, as in --events view=0.2,buy=1",
+        "warning",
+    ),
+    "a vector with NaN": Broken(
+        with_files(
+            item_vectors_parquet=parquet(
+                {"item_id": pa.array(["i1", "i2"]), "vector": pa.array([[0.5, 1.0], [0.5, float("nan")]])}
+            )
+        ),
+        "bad-vector",
+        "item_vectors.parquet:2: 'vector' is a list with nan at place 2; expected a list of numbers. Write "
+        "it as [0.1, -0.2, 0.3], each vector with the same length and without NaN; leave it empty if there "
+        "is none",
+    ),
+    "vectors of different lengths": Broken(
+        with_files(items_csv='item_id,embedding\ni1,"[1, 2]"\ni2,"[1]"\ni3,\n'),
+        "uneven-vectors",
+        "items.csv:3: 'embedding' (read as 'vector') holds 1 numbers, but the first vector has 2. Make all "
+        "vectors with the same model, so that they have the same length",
+    ),
+    "vectors twice": Broken(
+        with_files(
+            items_csv='item_id,vector\ni1,"[1, 2]"\ni2,\ni3,\n',
+            item_vectors_csv='item_id,vector\ni1,"[1, 2]"\n',
+        ),
+        "vectors-twice",
+        "items.csv: the items have a column 'vector', and there are vectors in item_vectors.csv. Keep the "
+        "vectors in one of them",
+    ),
     "a cost that is no number": Broken(
         with_files(items_csv="item_id,cost\ni1,1\ni2,-2\ni3,3\n"),
         "bad-number",

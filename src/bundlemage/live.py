@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count, repeat
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +28,30 @@ from bundlemage.core.filters import Facts, Filter, Mask, Shelf
 from bundlemage.core.history import History, Id, NewBundles, User, bought
 from bundlemage.core.ownership import Floats, Goods, rows_of_pairs
 from bundlemage.core.shop import Recommendation, Shop, Trade
-from bundlemage.data.dataset import BundleDataset, Vocabulary, binary_matrix, row_of, with_rows
+from bundlemage.data.dataset import (
+    BundleDataset,
+    Vocabulary,
+    binary_matrix,
+    row_of,
+    with_columns,
+    with_rows,
+)
 from bundlemage.data.events import DAY, UNDATED, Weights
 from bundlemage.data.layered import changed
 from bundlemage.designer.solver import cp
 from bundlemage.errors import ArtifactError, MissingExtraError, UnknownIdError, UnsupportedError
-from bundlemage.models.base import Completer, Histories, Interactions, Matcher, SalesScorer, can
+from bundlemage.models.base import (
+    Completer,
+    ContentLearner,
+    Histories,
+    Interactions,
+    Matcher,
+    Model,
+    SalesScorer,
+    can,
+    known_by_content,
+)
+from bundlemage.models.content import items_table
 from bundlemage.models.ragged import Contents, Ragged
 from bundlemage.recommender import Recommender
 from bundlemage.store.records import Bundle, CatalogueChange, Item, ModelRecord, Owned, Sales
@@ -128,6 +146,13 @@ def _price(thing: Item | Bundle | None) -> float:
     return math.nan if thing is None or thing.price is None else thing.price
 
 
+def _content(item: Item | None) -> tuple[Any, ...]:
+    """What a model may learn from the record of an item."""
+    if item is None:
+        return ()
+    return item.title, item.description, item.tags, item.price, item.vector
+
+
 def _availability(item: Item | None) -> tuple[bool, bool, bool] | None:
     return None if item is None else (item.withdrawn, bool(item.stock), _sold_out(item))
 
@@ -187,12 +212,12 @@ class RecordShelf(Shelf):
             if not np.isnan(prices).all():
                 vars(self)["prices"] = prices
         if "in_stock" in kept and self._in_stock is None:
-            in_stock = kept["in_stock"].copy()
+            in_stock = np.append(kept["in_stock"], np.zeros(len(new), bool))
             in_stock[places] = [bool(record.stock) for record in changes if isinstance(record, Item)]
             if in_stock.any():
                 vars(self)["in_stock"] = in_stock
         if "sold_out" in kept and self._in_stock is None:
-            sold_out = kept["sold_out"].copy()
+            sold_out = np.append(kept["sold_out"], np.zeros(len(new), bool))
             sold_out[places] = [_sold_out(record) for record in changes if isinstance(record, Item)]
             vars(self)["sold_out"] = sold_out
         if "tagged" in kept:
@@ -256,6 +281,7 @@ class RecordShelf(Shelf):
 @dataclass(frozen=True)
 class BundleRows:
     """The training bundles in the model's order, followed by later bundles in the order of their arrival.
+    Items are in the same order: those of the training data, then later ones that the model knows by content.
 
     Every bundle has its current items, which may differ from its items in training. The dataset has no users:
     each question comes with the user's current history.
@@ -292,8 +318,24 @@ class BundleRows:
         unknown = torch.full((len(bundles),), torch.nan, device=device)
         return cls(dataset, device, sales, _interactions(dataset, unknown, stamps))
 
-    def after(self, bundles: Sequence[Bundle]) -> BundleRows:
-        """Adds or changes bundles. Returns the same object if no contents and no expected sales changed."""
+    def with_items(self, names: Sequence[str]) -> BundleRows:
+        """Adds items at the end. Bundles that contain them must be given to `after`."""
+        if not names:
+            return self
+        dataset, vocabulary = self.dataset, self.dataset.items.with_more(names)
+        wider = replace(
+            dataset,
+            user_item=with_columns(dataset.user_item, len(vocabulary)),
+            bundle_item=with_columns(dataset.bundle_item, len(vocabulary)),
+            items=vocabulary,
+        )
+        return replace(self, dataset=wider, interactions=replace(self.interactions, items=len(vocabulary)))
+
+    def after(self, bundles: Sequence[Bundle], moved: Set[str] = frozenset()) -> BundleRows:
+        """Adds or changes bundles. Returns the same object if no contents and no expected sales changed.
+
+        `moved` are items whose vectors have changed: the bundles that contain them get new stamps.
+        """
         dataset = self.dataset
         expected: dict[str, float | str | None] = {}
         items, places = dataset.items.known_positions, dataset.bundles.known_positions
@@ -313,7 +355,9 @@ class BundleRows:
             if place is None:
                 rows[number] = inside
                 new.append(bundle.id)
-            elif inside != row_of(dataset.bundle_item, place).tolist():
+            elif inside != row_of(dataset.bundle_item, place).tolist() or (
+                moved and not moved.isdisjoint(bundle.items)
+            ):
                 rows[place] = inside
         if not rows and not expected and not newer:
             return self
@@ -428,9 +472,11 @@ class LiveShop(Shop):
         sold_out: npt.NDArray[np.bool_],
         change: CatalogueChange,
         before: LiveShop | None,
+        by_content: Set[int],
         recency: Recency | None = None,
     ) -> None:
-        """`before` is the shop before the change, whose columns are used again."""
+        """`before` is the shop before the change, whose columns are used again. `by_content` are the items
+        that the model knows only by their content."""
         self.rows, self.stock, self.recency = rows, stock, recency
         dataset, shelves = rows.dataset, before.shelves if before else (None, None)
         changed_bundles = stock.repriced(change, before.stock if before else EMPTY)
@@ -438,7 +484,7 @@ class LiveShop(Shop):
             RecordShelf(dataset.items, stock, None, None, shelves[0], change.items),
             RecordShelf(dataset.bundles, stock, in_stock, sold_out, shelves[1], changed_bundles),
         )
-        super().__init__(dataset, rows.device, trade, self.shelves, rows.interactions)
+        super().__init__(dataset, rows.device, trade, self.shelves, rows.interactions, by_content=by_content)
         if before is not None and before.rows is rows and "_whole" in vars(before):
             vars(self)["_whole"] = before._whole  # the contents are the same
 
@@ -689,6 +735,7 @@ class Live(Asker):
                 "users: 'bundlemage models' lists the models that can, under 'new users'"
             )
         self.recommender, self.record = recommender, record
+        self._larger_model: Model = model  # it also knows later items, by their content
         self.recency = Recency.of_model(recommender)
         """None: the times of histories have no effect, and need not be read."""
         self.calibration = recommender.calibration
@@ -706,6 +753,9 @@ class Live(Asker):
 
     def after(self, change: CatalogueChange, sales: Sales | None = None) -> Live:
         """Returns the same model with the catalogue after a change. Only changed parts are computed again."""
+        if self._forgets_an_item(change):
+            sales = self.sales if sales is None else sales
+            return Live(self.recommender, self.stock.after(change), sales, self.record)
         live = copy(self)
         live.stock = self.stock.after(change)
         live.sales = self.sales if sales is None else sales
@@ -719,11 +769,14 @@ class Live(Asker):
 
         `sales` is None if the sales have not changed. Arrays are copied first: other snapshots share them.
         """
-        before, stock = len(self._rows.dataset.bundles), self.stock
-        self._rows = self._rows.after(change.bundles)
+        before, stock = self._rows.dataset, self.stock
+        moved = self._take_up_items(change.items, stock_before)
+        held = (stock.bundles[name] for item in sorted(moved) for name in stock.holders.get(item, ()))
+        bundles_changed = {bundle.id: bundle for bundle in chain(change.bundles, held)}
+        self._rows = self._rows.after([*bundles_changed.values()], moved)
         dataset = self._rows.dataset
-        added = len(dataset.bundles) - before
-        trade = self._trade.with_more_bundles(added)
+        added = len(dataset.bundles) - len(before.bundles)
+        trade = self._trade.with_more(len(dataset.items) - len(before.items), added)
         self._in_stock = np.concatenate([self._in_stock, np.zeros(added, bool)])
         self._sold_out = np.concatenate([self._sold_out, np.zeros(added, bool)])
         items, bundles = dataset.items.known_positions, dataset.bundles.known_positions
@@ -742,19 +795,72 @@ class Live(Asker):
             self._in_stock[place] = stock.in_stock(bundle)
             self._sold_out[place] = stock.sold_out(bundle)
         self._trade = trade
+        model = self._larger_model
+        by_content = known_by_content(model)
         self._live_shop = LiveShop(
-            self._rows, trade, stock, self._in_stock, self._sold_out, change, shop_before, self.recency
+            self._rows,
+            trade,
+            stock,
+            self._in_stock,
+            self._sold_out,
+            change,
+            shop_before,
+            by_content,
+            self.recency,
         )
-        self._fitted = (self.recommender.model, self._live_shop)
+        self._fitted = (model, self._live_shop)
 
     @property
     def event_weights(self) -> Mapping[str, float]:
         """The weights of the types of events that the model was trained with."""
-        return getattr(self.recommender, "event_weights", None) or {}
+        return getattr(self.recommender.dataset, "event_weights", None) or {}
 
-    def in_model(self, item: str) -> bool:
-        """Whether the model knows an item."""
-        return item in self.dataset.items
+    def _take_up_items(self, items: Sequence[Item], stock_before: Stock) -> set[str]:
+        """Let the model know those of the changed items that are newer than itself, by their content. Returns
+        the ids of the items that have a new vector."""
+        model = self._larger_model
+        if not can(model, ContentLearner):
+            return set()
+        trained, places = len(self.recommender.dataset.items), self._rows.dataset.items.known_positions
+        changed_items = sorted(
+            (
+                item
+                for item in items
+                if places.get(item.id, trained) >= trained
+                and _content(item) != _content(stock_before.items.get(item.id))
+            ),
+            key=lambda item: item.id,
+        )
+        if not changed_items:
+            return set()
+        table = items_table(changed_items)
+        enough = model.knows_by_content(table).tolist()
+        taken = [place for place, is_enough in enumerate(enough) if is_enough]
+        if not taken:
+            return set()
+        names = [changed_items[place].id for place in taken]
+        new = [name for name in names if name not in places]
+        self._rows = self._rows.with_items(new)
+        places = self._rows.dataset.items.known_positions
+        self._larger_model = model.with_items(table.take(taken), [places[name] for name in names])
+        return set(names)
+
+    def _forgets_an_item(self, change: CatalogueChange) -> bool:
+        """Whether the record of an item that is known by its content no longer says enough. This is rare, so
+        everything is then computed anew."""
+        model, places = self._larger_model, self._rows.dataset.items.known_positions
+        trained = len(self.recommender.dataset.items)
+        if not can(model, ContentLearner) or len(places) == trained:
+            return False
+        later = [item for item in change.items if places.get(item.id, 0) >= trained]
+        return bool(later) and not model.knows_by_content(items_table(later)).all()
+
+    def in_model(self, item: str) -> bool | Literal["by content"]:
+        """Whether the model knows an item: from its training, by its content, or not at all."""
+        place = self.dataset.items.known_positions.get(item)
+        if place is None:
+            return False
+        return "by content" if place in self._live_shop.by_content else True
 
     def recommendable(self, bundle: Bundle) -> bool:
         """Whether a bundle can be recommended now: it is on sale, and the model knows one of its items."""

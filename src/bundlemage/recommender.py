@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from bundlemage.artifact.files import (
     Artifact,
@@ -31,14 +33,24 @@ from bundlemage.core.history import Id
 from bundlemage.core.owned_rule import best_share
 from bundlemage.core.shop import Shop, Trade
 from bundlemage.data.checked_json import typed
-from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.dataset import ITEM_SCHEMA, BundleDataset, catalogue_table
 from bundlemage.data.splits import Source, Split, SplitPlan
-from bundlemage.errors import ArtifactError, ConfigError
+from bundlemage.errors import ArtifactError, ConfigError, UnsupportedError
 from bundlemage.evaluation import Evaluation, case_metrics, evaluation_of
 from bundlemage.models.auto import Auto, AutoConfig
-from bundlemage.models.base import Matcher, Model, SalesScorer, Sizes, can, require
+from bundlemage.models.base import (
+    ContentLearner,
+    Matcher,
+    Model,
+    SalesScorer,
+    Sizes,
+    can,
+    known_by_content,
+    require,
+)
 from bundlemage.models.blend import Blend
 from bundlemage.models.config import LearnedConfig, ModelConfig, RecencyConfig
+from bundlemage.models.ragged import KeptForLast
 from bundlemage.models.registry import check_ensemble, make_config, restored
 from bundlemage.progress import Progress, in_silence, stderr_display
 from bundlemage.training.assumed_sales import AssumedSales, find_assumed_sales
@@ -89,6 +101,8 @@ class Recommender(Asker):
         self.metrics: dict[str, Any] = {}
         self.history: tuple[EpochRecord, ...] = ()
         self.training: TrainingResult | None = None
+        self._later_items = 0
+        """The number of items that `with_items` has added."""
         self._chose_share = False
         """Whether `fit` has chosen `shop_settings.mostly_owned`, so that it may choose again."""
         self.new_bundle_credit: AssumedSales | None = None
@@ -151,9 +165,17 @@ class Recommender(Asker):
         trained = training.learned if isinstance(model, Auto) else model
         if trained is not None:  # fewer members after Ctrl-C
             self.ensemble = len(trained.members) if isinstance(trained, Blend) else 1
+        self._later_items = 0
+        if split.train.catalogue is not None and can(model, ContentLearner):
+            model.learn_content(split.train.catalogue.items, split.train)
         self._fitted = (
             model,
-            Shop(split.dataset, resolve_device(self.config.device), half_life=model.half_life),
+            Shop(
+                split.dataset,
+                resolve_device(self.config.device),
+                half_life=model.half_life,
+                by_content=known_by_content(model),
+            ),
         )
         self._index, self.calibration = None, None
         self.new_bundle_calibration, self.new_bundle_credit = None, None
@@ -275,6 +297,47 @@ class Recommender(Asker):
                     f"({len(split_ids):,} against {len(own_ids):,}): evaluate on the data it was trained on"
                 )
 
+    # ── Items that came after training ───────────────────────────────────────────────────────────
+
+    def with_items(self, items: Any) -> Recommender:
+        """Return a recommender that also knows these new items, by what their records say. Nothing is
+        trained, and this recommender stays as it is.
+
+        `items` are dicts with `item_id` and any of `title`, `description`, `tags`, `price` and `vector`, or a
+        table with these columns. The new items can be in histories and new bundles, and are proposed by
+        `complete` and `design`.
+
+        >>> later = model.with_items([{"item_id": "g9001", "title": "Moons", "tags": ["Space"]}])
+        >>> later.complete("u0001", ["g9001"], k=3)
+        """
+        table = item_records(items)
+        names = table["item_id"].to_pylist()
+        for name in names:
+            if name in self.dataset.items:
+                raise ConfigError(f"the item {name!r} is in the data that the model was trained on")
+        model = require(self.model, ContentLearner)
+        enough = model.knows_by_content(table)
+        if not enough.all():
+            missing = ", ".join(repr(name) for name, known in zip(names, enough, strict=True) if not known)
+            raise ConfigError(
+                f"nothing that the model knows is in the records of {missing}: give words, tags or a vector "
+                "that items of the training data have, too"
+            )
+        extended, shop = copy(self), self.shop
+        dataset = shop.dataset.with_items(table)
+        larger_model = model.with_items(table)
+        larger_shop = Shop(
+            dataset,
+            shop.device,
+            shop.trade.with_more(items=len(names)),
+            half_life=model.half_life,
+            by_content=known_by_content(larger_model),
+        )
+        extended._fitted = (larger_model, larger_shop)
+        extended._later_items += len(names)
+        extended._index, extended._sample = None, KeptForLast()
+        return extended
+
     # ── Campaigns ────────────────────────────────────────────────────────────────────────────────
 
     def campaign(
@@ -330,6 +393,11 @@ class Recommender(Asker):
 
         With `overwrite`, a saved model at this path is replaced.
         """
+        if self._later_items:
+            raise UnsupportedError(
+                "items that were added with with_items are not saved: save the recommender without them, and "
+                "add them again after loading"
+            )
         assumed, of_new = self.new_bundle_credit, self.new_bundle_calibration
         config = {
             "model": self.model_name,
@@ -428,8 +496,32 @@ class Recommender(Asker):
         trade = Trade.of(dataset)
         if sales is not None:
             trade = replace(trade, item_sales=sales[0], bundle_sales=sales[1])
-        loaded._fitted = (model, Shop(dataset, on_device, trade, half_life=model.half_life))
+        own = known_by_content(model)
+        shop = Shop(dataset, on_device, trade, half_life=model.half_life, by_content=own)
+        loaded._fitted = (model, shop)
         return loaded
+
+
+def item_records(items: Any) -> pa.Table:
+    """Returns records of items as a table with the columns of `ITEM_SCHEMA`; raises ConfigError."""
+    try:
+        if isinstance(items, pa.Table) or hasattr(items, "__arrow_c_stream__"):
+            table = pa.table(items)
+        else:
+            records = [dict(record) for record in items]
+            fields = dict.fromkeys(name for record in records for name in record)
+            table = pa.table({name: [record.get(name) for record in records] for name in fields})
+        columns = {name: table[name].cast(ITEM_SCHEMA.field(name).type) for name in table.column_names}
+        columns["item_id"]  # raises KeyError if it is missing
+    except (ValueError, TypeError, KeyError, pa.ArrowException) as error:
+        known = ", ".join(ITEM_SCHEMA.names)
+        raise ConfigError(
+            f"the records of items are wrong ({one_line(error)}); the columns are: {known}"
+        ) from None
+    names = columns["item_id"].to_pylist()
+    if None in names or len(set(names)) < len(names):
+        raise ConfigError("each record needs an item_id of its own")
+    return catalogue_table(ITEM_SCHEMA, columns)
 
 
 TRAIN_AGAIN = "Train the model again, or use the version that saved it."

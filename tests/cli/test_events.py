@@ -26,9 +26,7 @@ def write_events(data: BundleDataset, folder: Path) -> Path:
     days = random.integers(0, 28, len(rows))
     lines = [
         f"{data.users[row]},{data.items[column]},2026-01-{1 + int(day):02},{kind}"
-        for row, column, day, kind in zip(
-            rows, columns, random.integers(0, 28, len(rows)), kinds, strict=True
-        )
+        for row, column, day, kind in zip(rows, columns, days, kinds, strict=True)
     ]
     (folder / "user_item.csv").write_text("\n".join(["user_id,item_id,date,type", *lines]) + "\n")
     for name, one, other in (("user_bundle", "users", "bundles"), ("bundle_item", "bundles", "items")):
@@ -51,11 +49,11 @@ def test_check_says_what_is_known(tables: Path) -> None:
     assert "user_item: types of events (rows): buy " in said
     assert "user_item: times: 2026-01-01T00:00:00Z to 2026-01-28T00:00:00Z" in said
     assert "user_item: weights of pairs: 0.2 to 1, median 1" in said
-    assert "whose latest event is negative" in said
+    assert "user_item: rejected, because the latest event is negative: " in said
     known = run_json("data", "check", tables, "--events", EVENTS)["events"]
     assert known == run_json("data", "stats", tables, "--events", EVENTS)["events"]
     assert known["user_item"]["weights"] == [pytest.approx(0.2), 1.0, 1.0]
-    assert "user_item: rejected: " in run("data", "stats", tables, "--events", EVENTS).stdout
+    assert "user_item: rejected, " in run("data", "stats", tables, "--events", EVENTS).stdout
 
 
 def test_without_events_each_type_counts_as_one_and_says_so(tables: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from bundlemage.artifact.files import FILES, MANIFEST
 from bundlemage.data.splits import PROTOCOLS
+from bundlemage.measures.meaning import MEANING
 from bundlemage.models.config import BundleMageConfig
 from tests.docs.blocks import ROOT, Shell, blocks
 from tests.made_once import made_once
@@ -113,6 +114,12 @@ def test_the_table_of_settings_is_that_of_the_config() -> None:
         for setting, field in BundleMageConfig.model_fields.items()
     ]
     assert shown == defined
+
+
+def test_the_tables_of_measures_say_what_the_program_says() -> None:
+    page = ROOT / "docs" / "how-to" / "evaluate.md"
+    shown = rows(page, "## Metrics") + rows(page, "## Beyond accuracy")
+    assert shown == [[f"`{name}@k`", sentence] for name, sentence in MEANING.items()]
 
 
 def test_the_table_of_files_is_that_of_a_saved_model() -> None:

@@ -490,7 +490,7 @@ def test_a_bundle_that_is_changed_is_judged_by_what_is_in_it_now(own: httpx.Clie
 
 def test_what_is_newer_than_the_model_is_passed_over_and_counted(own: httpx.Client) -> None:
     before = ok(own.get(f"/v1/users/{SOMEONE}/bundles"))
-    assert not ok(own.put("/v1/items/unheard", json={"title": "Unheard of"}), 201)["in_model"]
+    assert not ok(own.put("/v1/items/unheard", json={"title": "Qwx"}), 201)["in_model"]
     put = ok(own.put("/v1/bundles/all new", json={"items": ["unheard"]}), 201)
     assert not put["recommendable"]
     took(own, {"user_id": SOMEONE, "item_id": "unheard"}, {"user_id": SOMEONE, "bundle_id": "all new"})

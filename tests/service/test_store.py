@@ -600,7 +600,7 @@ def test_what_a_bundle_is_expected_to_sell_is_kept(store: Store) -> None:
 
 def test_histories_are_found_by_an_index() -> None:
     """A condition `… = 1` would make SQLite read the interactions of all users for every answer."""
-    query = str(histories._histories().compile(dialect=sqlite.dialect()))
+    query = str(histories._histories(True).compile(dialect=sqlite.dialect()))
     assert query.count("user_id IN (SELECT value FROM json_each(?)) GROUP BY") == 2
 
 

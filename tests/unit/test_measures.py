@@ -210,20 +210,20 @@ def test_each_slice_has_the_cases_that_its_sentence_says() -> None:
     train, (rows, bundles) = SPLIT.train, SPLIT.test.positives.nonzero()
     assert rows.tolist() == list(range(len(SPLIT.test)))
     owned = np.diff(train.user_bundle.indptr)[SPLIT.test.users]
-    activity = ways["activity of the user"]
+    activity = ways["user activity"]
     bounds = {name: (owned[cases].min(), owned[cases].max()) for name, cases in activity.slices.items()}
     assert bounds.get("cold", (0, 0)) == (0, 0)
     assert bounds["warm"][1] < bounds["hot"][0]
     assert f"hot users have {bounds['hot'][0]} or more" in activity.about
     assert 0.2 < len(activity.slices["hot"]) / (owned > 0).sum() < 0.5
     sales = np.bincount(train.user_bundle.indices, minlength=len(train.bundles))
-    popularity = ways["popularity of the bundle"].slices
+    popularity = ways["bundle popularity"].slices
     order = [sales[bundles[popularity[name]]] for name in ("head", "middle", "tail")]
     assert all(high.min() > low.max() for high, low in pairwise(order))
     head = sales[sales >= order[0].min()].sum() / sales.sum()
     assert 1 / 3 <= head < 0.5
     sizes = np.diff(train.bundle_item.indptr)[bundles]
-    for name, cases in ways["size of the bundle"].slices.items():
+    for name, cases in ways["bundle size"].slices.items():
         low, _, high = name.removesuffix(" items").partition(" to ")
         assert (sizes[cases].min(), sizes[cases].max()) == (int(low), int(high or low))
 
@@ -246,7 +246,7 @@ def test_planted_hot_users_are_easy() -> None:
     cases = MatchingCases(np.arange(400, dtype=np.int32), matrix_of(taken, 40), None)
     split = Split(data, data, None, cases, None, "planted", SplitPlan("none"))
     figures = case_metrics(fitted("ease", split), split, data_of(split))["matching"]
-    (way,) = [way for way in slicings(split)["matching"] if way.by == "activity of the user"]
+    (way,) = [way for way in slicings(split)["matching"] if way.by == "user activity"]
     values = {name: each.numpy() for name, each in figures.items()}
     found = {each.name: each for each in sliced(values, way).slices}
     assert set(found) == {"warm", "hot"}
@@ -340,7 +340,7 @@ def test_users_without_a_history_are_a_slice_of_generation() -> None:
         SPLIT.generation, users=np.where(np.arange(len(SPLIT.generation)) % 3, SPLIT.generation.users, 300)
     )
     way = slicings(replace(SPLIT, generation=cases))["generation"][1]
-    assert way.by == "history of the user"
+    assert way.by == "user history"
     assert way.slices["no history"].tolist() == list(range(0, len(cases), 3))
 
 

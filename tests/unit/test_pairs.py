@@ -176,7 +176,7 @@ def test_types_of_events_without_weights_count_as_one_and_are_named() -> None:
     (warning,) = found.warnings
     assert (warning.kind, warning.severity) == ("events-alike", "warning")
     assert warning.message == (
-        "'event' holds several types of events, and each counts as 1: 'view' (2 rows) and 'refund' (1 rows)"
+        "'event' holds several types of events, and each counts as 1: 'view' (2 rows) and 'refund' (1 row)"
     )
     assert warning.fix == "Say what each is worth, as in --events view=0.2,refund=-1"
     assert source(**{**columns, "event": ["buy"] * 3}).warnings == ()
@@ -189,7 +189,7 @@ def test_a_type_of_event_that_is_not_named() -> None:
     (problem,) = raised.value.problems
     assert problem.kind == "unknown-event"
     assert problem.message == (
-        "'event' holds types of events that --events does not name: none (1 rows) and 'view' (1 rows)"
+        "'event' holds types of events that --events does not name: none (1 row) and 'view' (1 row)"
     )
     with pytest.raises(DataError) as raised:
         source({"buy": 1}, **columns)

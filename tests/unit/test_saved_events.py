@@ -20,7 +20,9 @@ from bundlemage.data.dataset import BundleDataset, binary_matrix
 from bundlemage.data.events import UNDATED, Events
 from bundlemage.engines.scoring import ModelUsers
 from bundlemage.errors import ArtifactError
+from bundlemage.readers.load import read
 from bundlemage.recommender import Recommender
+from bundlemage.sample.generate import write_shop
 from tests.forged import forge
 from tests.small_shop import small_shop
 
@@ -85,6 +87,17 @@ def test_data_without_events_is_saved_as_before(tmp_path: Path) -> None:
     assert not {"description", "vector"} & {*pq.read_schema(folder / "items.parquet").names}
     assert not list(folder.glob("*rejected*"))
     assert "events" not in json.loads((folder / "config.json").read_text())["dataset"]
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "parquet"])
+def test_the_tables_of_a_shop_have_times_and_weights(form: Any, data: BundleDataset, tmp_path: Path) -> None:
+    known = replace(data, item_events=replace(data.item_events, rejected=None), event_weights=None)
+    write_shop(known, tmp_path / "shop", form)
+    found = read(tmp_path / "shop").dataset
+    assert found.fingerprint() == known.fingerprint()
+    assert found.catalogue is not None
+    assert known.catalogue is not None
+    assert found.catalogue.items["vector"].to_pylist() == known.catalogue.items["vector"].to_pylist()
 
 
 Column = npt.NDArray[Any]

@@ -14,9 +14,11 @@ import torch
 from bundlemage import History, Recommender
 from bundlemage.core.ownership import Goods
 from bundlemage.data.dataset import BundleDataset, binary_matrix, pairs_of
-from bundlemage.data.events import DAY, Events
+from bundlemage.data.events import DAY, UNDATED, Events
+from bundlemage.data.shards import write_layout
 from bundlemage.data.splits import Split, SplitPlan, completion_cases
 from bundlemage.designer.explain import Explainer
+from bundlemage.engines.scoring import LayoutUsers, ModelUsers, Users
 from bundlemage.errors import ConfigError
 from bundlemage.models.base import Interactions, Matcher, require
 from bundlemage.models.registry import model_class
@@ -245,6 +247,23 @@ class TestRejectedThings:
                 user, bundle = shop.users.position(row["user_id"]), shop.bundles.position(row["bundle_id"])
                 assert not rejected[user, bundle]
 
+    def test_an_index_leaves_them_out_too(self, model: Recommender) -> None:
+        pytest.importorskip("faiss")
+        shop = model.dataset
+        assert shop.item_events.rejected is not None
+        exact = [[each.id for each in best] for best in model.recommend_many(shop.users.ids, 10)]
+        try:
+            model.use_index(0.5, least_bundles=1, most_share=1.0)
+            for rule in ("demote", "show"):
+                for user, best in enumerate(model.recommend_many(shop.users.ids, 40, owned=rule)):
+                    shown = [shop.bundles.position(each.id) for each in best]
+                    if shop.item_events.rejected[user].nnz:
+                        assert not any(shop.bundle_item[place, 7] for place in shown)
+            searched = [[each.id for each in best] for best in model.recommend_many(shop.users.ids, 10)]
+        finally:
+            model._index = None
+        assert sum(map(len, searched)) == sum(map(len, exact))
+
     def test_a_visitor_may_reject(self, model: Recommender) -> None:
         shop = model.dataset
         visitor = History(shop.items.ids[:3])
@@ -267,6 +286,53 @@ class TestRejectedThings:
         chosen = first.items[0].id
         again = model.design(replace(visitor, rejected_items=[chosen]), **wish)
         assert chosen not in {item.id for bundle in again.bundles for item in bundle.items}
+
+
+class TestUsersFromFiles:
+    """Answers for all users read the histories from files: the same as those in memory."""
+
+    @pytest.mark.parametrize("half_life", [None, 25.0])
+    @pytest.mark.parametrize("kind", ["model", "layout"])
+    def test_histories_are_those_of_the_shop(
+        self, kind: str, half_life: float | None, tmp_path: Path
+    ) -> None:
+        shop = at_random(small_shop())
+        viewed, at = with_views(shop), shop.item_events.at
+        assert at is not None
+        free = np.argwhere(shop.user_item.toarray() == 0)[::40]
+        rejected = binary_matrix(free[:, 0], free[:, 1], shop.user_item.shape)
+        at = np.where(np.arange(len(at)) % 9, at, UNDATED)  # some times are not known
+        shop = replace(
+            viewed,
+            item_events=replace(viewed.item_events, at=at, rejected=rejected),
+            bundle_events=replace(viewed.bundle_events, at=shop.bundle_events.at),
+        )
+        model = fitted(shop, "popularity", half_life=half_life)
+        users: Users
+        if kind == "model":
+            users = ModelUsers(model.save(tmp_path / "model"), half_life)
+            sales = users.sales(len(shop.items), len(shop.bundles))
+            for counts, matrix in zip(sales, (shop.bought_items, shop.bought_bundles), strict=True):
+                np.testing.assert_array_equal(counts, matrix.toarray().sum(0))
+        else:
+            users = LayoutUsers(write_layout(shop, tmp_path / "layout", 30), known=True, half_life=half_life)
+        _, found = users.read(20, 55)
+        expected = model.shop.interactions.histories(torch.arange(20, 55))
+        assert found.rejected_bundles is None
+        for one, other in (
+            (found.items, expected.items),
+            (found.bundles, expected.bundles),
+            (found.rejected_items, expected.rejected_items),
+        ):
+            assert one is not None
+            assert other is not None
+            assert torch.equal(one.values, other.values)
+            assert torch.equal(one.offsets, other.offsets)
+            if other.weak is not None:
+                assert one.weak is not None
+                assert torch.equal(one.weak, other.weak)
+            table = torch.randn(100, 4)
+            torch.testing.assert_close(one.mean_of(table), other.mean_of(table))
 
 
 class TestRecency:

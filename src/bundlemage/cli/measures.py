@@ -31,7 +31,7 @@ def answer_lists(rows: Sequence[Evaluation]) -> Iterator[RenderableType]:
     heads = [f">{row.model}\n{side}" for row in shown for side in ("bundles", "items")]
     first = " and ".join(dict.fromkeys(metric.partition("@")[2] for metric in lists.bundles))
     table = show.table(
-        f"What do answers show?  (the first {first} of all bundles for {users})",
+        f"What do answers show?  (the first {first} for {users})",
         "measure",
         *heads,
     )

@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from bundlemage.cli.texts import plural
 from bundlemage.errors import Problem
 
 if TYPE_CHECKING:
@@ -96,13 +97,13 @@ def event_facts(known: Mapping[str, EventFacts]) -> None:
             types = ", ".join(f"{plain(kind) or 'none'} {count:,}" for kind, count in facts.types.items())
             lines.append(f"types of events (rows): {types}")
         if facts.first is not None:
-            undated = f"; {facts.undated:,} pairs have no time" if facts.undated else ""
+            undated = f"; without a time: {plural(facts.undated, 'pair')}" if facts.undated else ""
             lines.append(f"times: {facts.first} to {facts.last}{undated}")
         if facts.weights is not None:
             least, median, most = facts.weights
             lines.append(f"weights of pairs: {least:.4g} to {most:.4g}, median {median:.4g}")
         if facts.rejected:
-            lines.append(f"rejected: {facts.rejected:,} pairs, whose latest event is negative")
+            lines.append(f"rejected, because the latest event is negative: {plural(facts.rejected, 'pair')}")
         for line in lines:
             out.print(f"{name}: {line}", soft_wrap=True)
 

@@ -249,23 +249,19 @@ def evaluate(
     """Evaluate the model in DIR on the test cases of PATH, which were held out of its training.
 
     Options:
-<<<<<<< HEAD
-        location PATH: The data that the model was trained on.
+        location PATH: The data that the model was trained on. Without --events, its types of events have
+            the same weights as in training.
         --slices: Also show the figures for cold, warm and hot users, and for bundles by popularity, by size,
             new or known.
         --slice-by COLUMN: Also show the figures by a column of the catalogue, such as tags or price.
             Repeatable; shows all other slices, too.
         --steering: Also print what varied lists, and lists as popular as what users have, cost in accuracy.
-=======
-        location PATH: The data that the model was trained on. Without --events, its types of events have
-            the same weights as in training.
->>>>>>> readers
     """
     from bundlemage.engines.jobs import EvaluationJob
     from bundlemage.scorecard import steering_of
 
     tables, weights = key_values(table, "--table"), event_weights(events)
-    job = EvaluationJob(Path(folder), location, tables, slice_by or (), weights, device=device)
+    job = EvaluationJob(Path(folder), location, tables, weights, slice_by or (), device=device)
     with show.notes.status("reading the data"):
         _ = job.source  # raises an error if there is none, before the model is loaded
     with Shown(show.notes, "evaluating") as progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
@@ -62,6 +62,8 @@ class RecommendedBundle(Recommendation):
     """What the user pays for the bundle (see `ShopSettings.pays`); None if a needed price is unknown."""
     sold_out: tuple[str, ...]
     """The ids of its items that are sold out."""
+    by_content: tuple[str, ...] = ()
+    """The ids of its items that the model knows only by what the catalogue says about them."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class RecommendedItem(Recommendation):
     owned: bool
     """Whether the user owns it, bought alone or inside a bundle."""
     sold_out: bool
+    in_model: Literal[True, "by content"] = True
+    """`by content` if the model knows it only by what the catalogue says about it."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +134,14 @@ class Trade:
             np.zeros(bundles, bool),
         )
 
-    def with_more_bundles(self, count: int) -> Trade:
-        """Returns a copy with `count` more bundles, which have no sales and are not on sale yet."""
+    def with_more(self, items: int = 0, bundles: int = 0) -> Trade:
+        """Returns a copy with more items and bundles. Nobody has bought them, and the bundles are not on sale
+        yet."""
         return Trade(
-            self.item_sales,
-            np.concatenate([self.bundle_sales, np.zeros(count, np.int64)]),
-            self.items_gone.copy(),
-            np.concatenate([self.bundles_gone, np.ones(count, bool)]),
+            np.concatenate([self.item_sales, np.zeros(items, np.int64)]),
+            np.concatenate([self.bundle_sales, np.zeros(bundles, np.int64)]),
+            np.concatenate([self.items_gone, np.zeros(items, bool)]),
+            np.concatenate([self.bundles_gone, np.ones(bundles, bool)]),
         )
 
 
@@ -150,9 +155,12 @@ class Shop:
         trade: Trade | None = None,
         shelves: tuple[Shelf, Shelf] | None = None,
         interactions: Interactions | None = None,
+        by_content: Set[int] = frozenset(),
         half_life: float | None = None,
     ) -> None:
-        """`half_life` is that of the model (see `Interactions.of`)."""
+        """`half_life` is that of the model (see `Interactions.of`). `by_content` are the positions of items
+        that the model knows only by their content."""
+        self.by_content = by_content
         self.dataset = dataset
         self.device = device
         self.trade = trade or Trade.of(dataset)
@@ -317,7 +325,7 @@ class Shop:
         rows, _, positions = ranking.answers()
         lines = self.lines(rows, positions, owned, contents)
         facts, described = lines.facts(settings), candidates.described(ranking)
-        parts: list[tuple[list[str], list[str], list[str]]] = [([], [], []) for _ in described]
+        parts: list[tuple[list[str], ...]] = [([], [], [], []) for _ in described]
         for answer, item, is_owned, is_sold_out in zip(
             *(each.tolist() for each in (lines.answers, lines.items, lines.owned, lines.sold_out)),
             strict=True,
@@ -326,6 +334,8 @@ class Shop:
             parts[answer][0 if is_owned else 1].append(name)
             if is_sold_out:
                 parts[answer][2].append(name)
+            if item in self.by_content:
+                parts[answer][3].append(name)
         prices = zip(facts.prices.tolist(), facts.to_pay.tolist(), strict=True)
         answers = [
             RecommendedBundle(
@@ -335,8 +345,9 @@ class Shop:
                 missing=tuple(lacks),
                 to_pay=known(pay),
                 sold_out=tuple(gone),
+                by_content=tuple(new),
             )
-            for shown, (has, lacks, gone), (price, pay) in zip(described, parts, prices, strict=True)
+            for shown, (has, lacks, gone, new), (price, pay) in zip(described, parts, prices, strict=True)
         ]
         return in_rows(answers, ranking)
 
@@ -348,7 +359,13 @@ class Shop:
         prices, sold_out = self.item_facts(positions)
         has = [set(owned.values[start:end].tolist()) for start, end in pairwise(owned.offsets.tolist())]
         answers = [
-            RecommendedItem(**shown, price=known(price), owned=place in has[row], sold_out=gone)
+            RecommendedItem(
+                **shown,
+                price=known(price),
+                owned=place in has[row],
+                sold_out=gone,
+                in_model="by content" if place in self.by_content else True,
+            )
             for shown, row, place, price, gone in zip(
                 candidates.described(ranking), rows, positions, prices, sold_out.tolist(), strict=True
             )

@@ -232,6 +232,13 @@ def with_rows(
     return frozen(result)
 
 
+def with_columns(matrix: sparse.csr_matrix, columns: int) -> sparse.csr_matrix:
+    """Returns a matrix with empty columns at the end. It shares memory with this one."""
+    wider = sparse.csr_matrix((matrix.data, matrix.indices, matrix.indptr), (matrix.shape[0], columns))
+    wider.has_canonical_format = True  # otherwise SciPy would look at all entries to find it out
+    return wider
+
+
 def row_of(matrix: sparse.csr_matrix, row: int) -> Positions:
     """The columns of the entries in one row."""
     columns: Positions = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]]
@@ -426,6 +433,26 @@ class BundleDataset:
         matrices = {"user_bundle": self.user_bundle[:, kept], "bundle_item": self.bundle_item[kept]}
         events = self.bundle_events.columns(self.user_bundle, kept)
         return replace(self, **matrices, bundles=bundles, catalogue=catalogue, bundle_events=events)
+
+    def with_items(self, items: pa.Table) -> BundleDataset:
+        """Returns a data set with more items at the end, which nobody has and no bundle contains. `items` is
+        their catalogue. Matrices share memory with this data set."""
+        vocabulary = self.items.with_more(items[ITEM_SCHEMA.names[0]].to_pylist())
+        catalogue = self.catalogue or Catalogue(
+            empty_catalogue(ITEM_SCHEMA, self.items), empty_catalogue(BUNDLE_SCHEMA, self.bundles)
+        )
+        catalogue = replace(catalogue, items=pa.concat_tables([catalogue.items, items]))
+        rejected = self.item_events.rejected
+        if rejected is not None:
+            rejected = with_columns(rejected, len(vocabulary))
+        return replace(
+            self,
+            user_item=with_columns(self.user_item, len(vocabulary)),
+            bundle_item=with_columns(self.bundle_item, len(vocabulary)),
+            items=vocabulary,
+            catalogue=catalogue,
+            item_events=replace(self.item_events, rejected=rejected),
+        )
 
     def item_title(self, position: int) -> str | None:
         return None if self.catalogue is None else self.catalogue.items["title"][position].as_py()

@@ -142,17 +142,17 @@ class Events:
         arrays = (gone.data, gone.indices, gone.indptr)
         return replace(self, rejected=sparse.csr_matrix(arrays, shape=(gone.shape[0], columns)))
 
-    def recent(self, half_life: float, now: int | None = None) -> Weights:
+    def recent(self, half_life: float, now: int | None = None, oldest: int | None = None) -> Weights:
         """Returns the weights times 0.5 ** (age / half_life). `half_life` is in days.
 
         `now` is the moment from which ages count; None: the latest time. A pair without a time is as old as
-        the oldest pair with one.
+        the `oldest` pair with one; None: of these pairs.
         """
         if self.at is None:
             raise ValueError("these pairs have no times")
         dated = self.at[self.at != UNDATED]
         now = int(dated.max()) if now is None else now
-        ages = (now - np.maximum(self.at, dated.min())).clip(min=0) / DAY
+        ages = (now - np.maximum(self.at, dated.min() if oldest is None else oldest)).clip(min=0) / DAY
         decay: Weights = np.exp2(-ages / half_life).astype(np.float32).clip(min=np.finfo(np.float32).tiny)
         return decay if self.weight is None else decay * self.weight
 

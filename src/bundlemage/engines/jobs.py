@@ -82,10 +82,10 @@ class EvaluationJob(ModelJob):
     location: str | None = None
     tables: Mapping[str, str] = field(default_factory=dict)
     """For a database: the table or query for each part of the data, such as `user_item`."""
-    slice_by: Sequence[str] = ()
-    """Columns of the catalogue that the test cases are divided by."""
     events: Mapping[str, float] | None = None
     """The weights of types of events. None: those with which the model's data was read."""
+    slice_by: Sequence[str] = ()
+    """Columns of the catalogue that the test cases are divided by."""
 
     @cached_property
     def read_from(self) -> str:

@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial, reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -23,9 +25,10 @@ from bundlemage.artifact.files import artifact_version, describe_artifact, load_
 from bundlemage.core.filters import Filter
 from bundlemage.core.ranking import SCHEMA
 from bundlemage.data.dataset import fingerprint
+from bundlemage.data.events import UNDATED, Events
 from bundlemage.data.folders import ResumableFolder
 from bundlemage.data.row_files import ENDINGS, check_replaceable, has_format, joined, write_rows
-from bundlemage.data.shard_columns import rows_of
+from bundlemage.data.shard_columns import FACT_COLUMNS, rows_of
 from bundlemage.data.shards import Layout, read_part
 from bundlemage.engines.base import Workers
 from bundlemage.errors import ArtifactError, BundleMageError, ClusterError, ConfigError
@@ -127,6 +130,8 @@ class Ready:
     sales: Sales
     folder: Path | None
     """The folder for the parts of the answers; None if the answers are written to a single file."""
+    half_life: float | None = None
+    """That of the model, in days."""
 
     @property
     def parts(self) -> int:
@@ -150,6 +155,8 @@ class Ready:
 def make_ready(job: ScoringJob, progress: Progress) -> Ready:
     """Check the files of the model, and count its users and sales. Returns the prepared job."""
     version = verify_artifact(job.model, progress)
+    half_life = describe_artifact(job.model)[1]["settings"].get("half_life")
+    half_life = None if isinstance(half_life, str) else half_life  # `fit` where nothing was chosen
     trained = ModelUsers(job.model)
     items, bundles = (_open(job.model / f"{kind}.parquet").metadata.num_rows for kind in ("items", "bundles"))
     users, users_from = len(trained), "model"
@@ -157,7 +164,9 @@ def make_ready(job: ScoringJob, progress: Progress) -> Ready:
         layout = Layout.open(job.users)
         users, users_from = layout.sizes["users"], fingerprint(layout.digests)
     folder = None if is_file(job.output) else job.output
-    return Ready(job, version, users, users_from, len(trained), trained.sales(items, bundles), folder)
+    return Ready(
+        job, version, users, users_from, len(trained), trained.sales(items, bundles), folder, half_life
+    )
 
 
 class AnswersFolder(ResumableFolder):
@@ -222,13 +231,57 @@ class AnswersFolder(ResumableFolder):
 # ── Users from files ─────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True)
+class Span:
+    """What all pairs of a kind tell about those of some users."""
+
+    tells_purchases: bool = True
+    """As `Events.tells_purchases`."""
+    oldest: int | None = None
+    now: int | None = None
+    """The first and the last known time; None if they are not needed."""
+
+    @classmethod
+    def of(cls, weights: Iterable[Numbers], times: Iterable[Numbers]) -> Span:
+        """Reads weights until one is that of a purchase, and all times."""
+        highest = max(_highest_weights(weights), default=1.0)
+        dated = (part[part != UNDATED] for part in times)
+        ends = [(int(part.min()), int(part.max())) for part in dated if len(part)]
+        if not ends:
+            return cls(highest >= 1)
+        return cls(highest >= 1, min(first for first, _ in ends), max(last for _, last in ends))
+
+    def rows(
+        self,
+        lengths: Numbers,
+        positions: Numbers,
+        facts: Sequence[Numbers | None],
+        half_life: float | None,
+    ) -> Ragged:
+        """Returns rows of pairs with their weights. `lengths` are those of the rows. `facts` are the times
+        and weights of the pairs, if known."""
+        at, weight = facts
+        rows, events = _ragged(lengths, positions), Events(at, weight)
+        strengths = events.weight
+        if half_life is not None and events.at is not None:
+            strengths = events.recent(half_life, self.now, self.oldest)
+        weak = None if weight is None or not self.tells_purchases else weight < 1
+        return replace(
+            rows,
+            weights=None if strengths is None else torch.from_numpy(strengths.copy()),
+            weak=None if weak is None or not weak.any() else torch.from_numpy(weak),
+        )
+
+
 class ModelUsers:
     """The users that a saved model was trained on, in their order. The pairs in its files are sorted
     by user, so a range of users is a range of rows. Parquet statistics show which rows to read."""
 
-    def __init__(self, model: Path) -> None:
-        self._users = _open(model / "users.parquet")
+    def __init__(self, model: Path, half_life: float | None = None) -> None:
+        """`half_life` is that of the model."""
+        self._users, self._half_life = _open(model / "users.parquet"), half_life
         self._pairs = [model / f"user_{kind}.parquet" for kind in ("item", "bundle")]
+        self._rejected = [model / f"user_{kind}_rejected.parquet" for kind in ("item", "bundle")]
 
     def __len__(self) -> int:
         return int(self._users.metadata.num_rows)
@@ -240,29 +293,51 @@ class ModelUsers:
         first, last = np.searchsorted(edges, start, side="right") - 1, np.searchsorted(edges, end)
         table = self._users.read_row_groups(list(range(first, last)))
         ids = table["user_id"].slice(start - edges[first], end - start).combine_chunks()
-        histories = []
-        for file in self._pairs:
-            pairs = pq.read_table(
-                file, columns=["row", "column"], filters=[("row", ">=", start), ("row", "<", end)]
-            )
-            lengths = np.bincount(pairs["row"].to_numpy() - start, minlength=end - start)
-            histories.append(_ragged(lengths, pairs["column"].to_numpy()))
-        return ids, Histories(histories[0], histories[1], torch.arange(start, end))
+
+        def pairs(file: Path) -> tuple[Numbers, pa.Table]:
+            """The lengths of the rows of a file, and its columns."""
+            table = pq.read_table(file, filters=[("row", ">=", start), ("row", "<", end)])
+            return np.bincount(table["row"].to_numpy() - start, minlength=end - start), table
+
+        taken = []
+        for file, span in zip(self._pairs, self._spans, strict=True):
+            lengths, found = pairs(file)
+            facts = [found[name].to_numpy() if name in found.column_names else None for name in FACT_NAMES]
+            taken.append(span.rows(lengths, found["column"].to_numpy(), facts, self._half_life))
+        rejected: list[Ragged | None] = []
+        for file in self._rejected:
+            if not file.exists():
+                rejected.append(None)
+                continue
+            lengths, found = pairs(file)
+            rejected.append(_ragged(lengths, found["column"].to_numpy()))
+        return ids, Histories(taken[0], taken[1], torch.arange(start, end), *rejected)
+
+    @cached_property
+    def _spans(self) -> list[Span]:
+        times = self._half_life is not None
+        return [
+            Span.of(_column(file, "weight"), _column(file, "at") if times else ()) for file in self._pairs
+        ]
 
     def sales(self, items: int, bundles: int) -> Sales:
-        """Returns the number of sales of each item and of each bundle."""
+        """Returns the number of sales of each item and of each bundle. What was only viewed is no sale."""
         sales = np.zeros(items, np.int64), np.zeros(bundles, np.int64)
-        for file, counts in zip(self._pairs, sales, strict=True):
-            for batch in _open(file).iter_batches(2**20, columns=["column"]):
-                counts += np.bincount(batch["column"].to_numpy(), minlength=len(counts))
+        for file, counts, span in zip(self._pairs, sales, self._spans, strict=True):
+            for batch in _open(file).iter_batches(2**20, columns=_present(file, "column", "weight")):
+                columns = batch["column"].to_numpy()
+                if span.tells_purchases and "weight" in batch.schema.names:
+                    columns = columns[batch["weight"].to_numpy() >= 1]
+                counts += np.bincount(columns, minlength=len(counts))
         return sales
 
 
 class LayoutUsers:
     """The users of a sharded layout. `known`: the model was trained on them, at the same positions."""
 
-    def __init__(self, layout: Layout, *, known: bool) -> None:
-        self._layout, self._known = layout, known
+    def __init__(self, layout: Layout, *, known: bool, half_life: float | None = None) -> None:
+        """`half_life` is that of the model."""
+        self._layout, self._known, self._half_life = layout, known, half_life
         self._parts = layout.parts("users")
         self._edges = np.cumsum([0, *(part.rows for part in self._parts)])
         # The last file is cached: several reads may need it.
@@ -281,11 +356,59 @@ class LayoutUsers:
         table = pa.concat_tables(tables).combine_chunks()
         users = torch.arange(start, end) if self._known else None
         ids = table["user_id"].chunk(0)
-        items, bundles = (_ragged(*rows_of(table[kind])) for kind in ("items", "bundles"))
-        return ids, Histories(items, bundles, users)
+
+        def known(column: str) -> tuple[Numbers, Numbers] | None:
+            return rows_of(table[column]) if column in table.column_names else None
+
+        taken, rejected = [], []
+        for (kind, columns), span in zip(_LISTS.items(), self._spans, strict=True):
+            facts = [found and found[1] for found in (known(columns[name]) for name in FACT_NAMES)]
+            taken.append(span.rows(*rows_of(table[kind]), facts, self._half_life))
+            gone = known(columns["rejected"])
+            rejected.append(None if gone is None else _ragged(*gone))
+        return ids, Histories(taken[0], taken[1], users, *rejected)
+
+    @cached_property
+    def _spans(self) -> list[Span]:
+        files = [self._layout.folder / part.name for part in self._parts]
+        times = self._half_life is not None
+        return [
+            Span.of(
+                chain.from_iterable(_column(file, columns["weight"]) for file in files),
+                chain.from_iterable(_column(file, columns["at"]) for file in files) if times else (),
+            )
+            for columns in _LISTS.values()
+        ]
 
 
 Users: TypeAlias = ModelUsers | LayoutUsers
+Numbers: TypeAlias = npt.NDArray[Any]
+FACT_NAMES = ("at", "weight")
+_LISTS = {"items": FACT_COLUMNS["user_item"], "bundles": FACT_COLUMNS["user_bundle"]}
+"""For each column of positions: the columns with what is known about them."""
+
+
+def _present(file: Path, *columns: str) -> list[str]:
+    """Those of the columns that a file has."""
+    names = set(_open(file).schema_arrow.names)
+    return [column for column in columns if column in names]
+
+
+def _column(file: Path, name: str) -> Iterator[Numbers]:
+    """Yields the values of a column, or of its lists, piece by piece; nothing if the file lacks it."""
+    if _present(file, name):
+        for batch in _open(file).iter_batches(2**16, columns=[name]):
+            values = batch.column(0)
+            yield (values.flatten() if pa.types.is_list(values.type) else values).to_numpy()
+
+
+def _highest_weights(weights: Iterable[Numbers]) -> Iterator[float]:
+    """Yields the highest weight of each piece, and ends with the first that is a purchase."""
+    for part in weights:
+        if len(part):
+            yield float(part.max())
+            if part.max() >= 1:
+                return
 
 
 def _ragged(lengths: np.ndarray, positions: np.ndarray) -> Ragged:
@@ -356,7 +479,7 @@ class PartScorer:
         """The users who get recommendations."""
         job = self.ready.job
         if job.users is None:
-            return ModelUsers(job.model)
+            return ModelUsers(job.model, self.ready.half_life)
         layout = Layout.open(job.users)
         if fingerprint(layout.digests) != self.ready.users_from:
             raise ConfigError(f"{job.users} was replaced by other data during the run; start again")
@@ -369,7 +492,8 @@ class PartScorer:
                     f"{job.users} does not fit the model in {job.model}: the {what} differ. Give users "
                     "of the same shop that the model was trained on"
                 )
-        return LayoutUsers(layout, known=trained["fingerprint"] == self.ready.users_from)
+        known = trained["fingerprint"] == self.ready.users_from
+        return LayoutUsers(layout, known=known, half_life=self.ready.half_life)
 
     def __call__(self, number: int) -> PartDone:
         """Compute the answers for the users of a part. Writes them to the folder, or returns them."""

@@ -26,7 +26,7 @@ from bundlemage.measures.meaning import FEWEST_CASES, FEWEST_GROUPS
 
 MOST_VALUES = 12
 """Of a column with more different values, the others are one slice."""
-SIZE = "size of the bundle"
+SIZE = "bundle size"
 OTHERS, UNKNOWN = "others", "unknown"
 Array = npt.NDArray[Any]
 Cases = MatchingCases | GenerationCases
@@ -37,7 +37,7 @@ class Slicing:
     """A way to divide test cases into slices."""
 
     by: str
-    """Such as `activity of the user`, or the name of a column of the catalogue."""
+    """Such as `user activity`, or the name of a column of the catalogue."""
     about: str
     """What the slices are, as a sentence."""
     slices: Mapping[str, Array]
@@ -128,7 +128,7 @@ def _of_matching(split: Split, cases: MatchingCases) -> Iterable[Slicing]:
     yield _in_thirds(SIZE, _mean_of(cases.positives, sizes), "The size of the right bundle", " items")
     new = _mean_of(cases.positives, sales == 0)
     yield _named(
-        "new or known bundle",
+        "new or known",
         "A bundle is new if nobody has it in training.",
         {"new": new == 1, "known": new == 0, "both": (new > 0) & (new < 1)},
     )
@@ -141,7 +141,7 @@ def _of_generation(split: Split, cases: GenerationCases, whole: sparse.csr_matri
     has = (np.diff(train.user_bundle.indptr) > 0) | (np.diff(train.user_item.indptr) > 0)
     has = np.append(has, False)[np.minimum(cases.users, len(has))]  # the last one is nobody
     yield _named(
-        "history of the user",
+        "user history",
         "A user has a history with at least one bundle or item in training.",
         {"no history": ~has, "history": has},
     )
@@ -152,16 +152,16 @@ def _by_activity(activity: Array) -> Slicing:
     hot = _threshold(some, 1 / 3)
     about = "Cold users have no bundle in training"
     if hot is None:
-        return _named("activity of the user", f"{about}.", {"cold": activity == 0, "warm": activity > 0})
+        return _named("user activity", f"{about}.", {"cold": activity == 0, "warm": activity > 0})
     return _named(
-        "activity of the user",
+        "user activity",
         f"{about}, hot users have {hot:,.0f} or more (about a third of the others), warm users have fewer.",
         {"cold": activity == 0, "warm": (activity > 0) & (activity < hot), "hot": activity >= hot},
     )
 
 
 def _by_popularity(of_case: Array, sales: Array) -> Slicing:
-    by = "popularity of the bundle"
+    by = "bundle popularity"
     ordered = np.sort(sales)[::-1]
     total = np.cumsum(ordered)
     if not len(total) or not total[-1]:

@@ -8,11 +8,14 @@ and `require` raises an error if it does not.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeGuard, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Self, TypeGuard, TypeVar, get_args
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -539,6 +542,45 @@ class Gated(Model):
     @abstractmethod
     def item_share(self, histories: Histories, contents: Ragged) -> Tensor:
         """Returns each user's weight of item history, 0 to 1. Bundle history has the rest."""  # [rows]
+
+
+class ContentLearner(Model):
+    """Can know an item that came after training by what the catalogue says about it.
+
+    Catalogues are tables with columns of `ITEM_SCHEMA`, with a row for each item.
+    """
+
+    lacks = (
+        "{title} with these settings knows items only by who has them: it cannot take up an item that came "
+        "after training"
+    )
+
+    @abstractmethod
+    def learn_content(self, items: pa.Table, train: BundleDataset) -> None:
+        """Learns, after training, how the catalogue of the training items says what they are like."""
+
+    @abstractmethod
+    def knows_by_content(self, items: pa.Table) -> npt.NDArray[np.bool_]:
+        """For each item: whether its record says enough. False for all before `learn_content`."""
+
+    @abstractmethod
+    def with_items(self, items: pa.Table, places: Sequence[int] | None = None) -> Self:
+        """Returns a model that also knows these items, and shares its weights with this one.
+
+        Their positions are after all items of this model; or `places`, which may also have positions of
+        items that were added before, and replaces these.
+        """
+
+    @property
+    @abstractmethod
+    def known_by_content(self) -> frozenset[int]:
+        """The positions of items that are known by content only: those of `with_items`, and those of the
+        training catalogue that nobody had."""
+
+
+def known_by_content(model: Model) -> frozenset[int]:
+    """The positions of the items that a model knows by their content only; none if it cannot."""
+    return model.known_by_content if can(model, ContentLearner) else frozenset()
 
 
 class SalesScorer(Matcher):

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from copy import copy
+from dataclasses import replace
+from typing import Any, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bundlemage.data.dataset import BundleDataset
 from bundlemage.models.base import (
     Completer,
+    ContentLearner,
     Embedder,
     Factors,
     Gated,
@@ -25,6 +32,7 @@ from bundlemage.models.base import (
     require,
 )
 from bundlemage.models.config import ModelConfig, parse_config
+from bundlemage.models.known_items import KnownItems
 from bundlemage.models.ragged import Ragged
 
 
@@ -46,7 +54,7 @@ def _sum(kind: type[Model], method: str, encoded: bool = False) -> Callable[...,
     return weighted_sum
 
 
-class Blend(Completer, Indexable, SalesScorer, Embedder, Gated):
+class Blend(Completer, Indexable, SalesScorer, Embedder, Gated, ContentLearner):
     """The weighted sum of its members' scores, with weights of its own for each task.
 
     The log-probabilities of a row are its scores minus a constant for the row. So a weighted sum of scores
@@ -91,7 +99,7 @@ class Blend(Completer, Indexable, SalesScorer, Embedder, Gated):
 
     def does(self, kind: type[Model]) -> bool:
         """The tasks of its members. It is `Indexable` if every member that matches is."""
-        if kind is Embedder:
+        if kind is Embedder or kind is ContentLearner:
             return bool(self._each(kind))
         if kind is Gated:
             return bool(self._gated())
@@ -141,6 +149,43 @@ class Blend(Completer, Indexable, SalesScorer, Embedder, Gated):
 
     bundle_fit = _sum(Matcher, "bundle_fit", encoded=True)
     item_fit = _sum(Completer, "item_fit", encoded=True)
+
+    # ── Items known by their content ─────────────────────────────────────────────────────────────
+
+    def learn_content(self, items: pa.Table, train: BundleDataset) -> None:
+        for member in self._each(ContentLearner):
+            member.learn_content(items, train)
+
+    def knows_by_content(self, items: pa.Table) -> npt.NDArray[np.bool_]:
+        # All members of an ensemble learned from the same catalogue.
+        return self._each(ContentLearner)[0].knows_by_content(items)
+
+    @property
+    def known_by_content(self) -> frozenset[int]:
+        return self._each(ContentLearner)[0].known_by_content
+
+    def with_items(self, items: pa.Table, places: Sequence[int] | None = None) -> Self:
+        """Members that know items only by who has them score a new item like the mean item. So what the
+        others say about it decides. If no other member completes bundles, a new item ranks last there."""
+        size = self.sizes.items
+        at = range(size, size + len(items)) if places is None else places
+        highest = max(size, *(place + 1 for place in at)) if len(at) else size
+        learn = {number for number, member in enumerate(self.members) if can(member, ContentLearner)}  # type: ignore[arg-type]
+        fill: Literal["mean", "lowest"] = (
+            "mean" if learn & {number for number, _ in self.factors_for(Completer)} else "lowest"
+        )
+        members: list[Model] = []
+        for number in range(len(self.members)):
+            member = self.member(number)
+            if can(member, ContentLearner):
+                members.append(member.with_items(items, at))
+            else:
+                inner = member.inner if isinstance(member, KnownItems) else member
+                members.append(KnownItems(inner, highest, fill))
+        blend = copy(self)
+        blend._modules = {**self._modules, "members": nn.ModuleList(members)}
+        blend.sizes = replace(self.sizes, items=highest)
+        return blend
 
     # ── Sales of new bundles ─────────────────────────────────────────────────────────────────────
 

@@ -6,18 +6,24 @@ popularity as a term of the score, residual layers. The recipe `youshu/bundlemag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bundlemage.data.dataset import BundleDataset
 from bundlemage.errors import UnsupportedError
 from bundlemage.models.base import (
     Completer,
+    ContentLearner,
     Divisible,
     Embedder,
     Factors,
@@ -32,6 +38,7 @@ from bundlemage.models.base import (
     Sizes,
 )
 from bundlemage.models.config import BundleMageConfig, Mixer
+from bundlemage.models.content import ContentMap
 from bundlemage.models.division import LossRows
 from bundlemage.models.losses import Prior, fitted_weight
 from bundlemage.models.neighbours import Bipartite
@@ -113,6 +120,9 @@ class VectorTable:
     def rows_at(self, index: Tensor) -> Tensor:
         return self.rows[index]
 
+    def factors_at(self, index: Tensor) -> Tensor:
+        return self.factors[index]
+
     def mean_of(self, ragged: Ragged) -> Tensor:
         """`Ragged.mean_of` for the rows of this table."""
         return ragged.mean_of(self.rows)
@@ -124,10 +134,13 @@ class ChangedTable(VectorTable):
     `factors` and `columns` are computed for all rows if they are asked for, but scores do not need them.
     """
 
-    def __init__(self, base: VectorTable, places: Tensor, changed: Tensor, stamps: Tensor) -> None:
-        """`changed` has the vectors of the rows at `places`, which are in ascending order."""
+    def __init__(
+        self, base: VectorTable, places: Tensor, changed: Tensor, size: int, stamps: Tensor | None = None
+    ) -> None:
+        """`changed` has the vectors of the rows at `places`, which are in ascending order. The table has
+        `size` rows."""
         self.base, self.places, self.changed = base, places, VectorTable(changed, base.cosine)
-        self.cosine, self.stamps, self.size = base.cosine, stamps, len(stamps)
+        self.cosine, self.stamps, self.size = base.cosine, stamps, size
         self.shared = min(len(base.rows), self.size)  # `places` may be among these rows
 
     @cached_property
@@ -158,6 +171,10 @@ class ChangedTable(VectorTable):
             rows[here] = self.changed.rows[nearest[here]]
         return rows
 
+    def factors_at(self, index: Tensor) -> Tensor:
+        rows = self.rows_at(index)
+        return F.normalize(rows, dim=1) if self.cosine else rows
+
     def mean_of(self, ragged: Ragged) -> Tensor:
         used, places = torch.unique(ragged.values, return_inverse=True)
         return ragged.with_values(places).mean_of(self.rows_at(used))
@@ -178,7 +195,7 @@ def table_after(
     rows = base.rows.new_empty(len(places), base.rows.shape[1])
     rows[~is_new] = before.rows_at(places[~is_new])
     rows[is_new] = embed(contents.rows(places[is_new]))
-    return ChangedTable(base, places, rows, stamps)
+    return ChangedTable(base, places, rows, len(stamps), stamps)
 
 
 def _different(before: Tensor, after: Tensor) -> Tensor:
@@ -189,7 +206,7 @@ def _different(before: Tensor, after: Tensor) -> Tensor:
     return different
 
 
-class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
+class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated, ContentLearner):
     """Bundle matching and generation that share a part of the item embeddings."""
 
     name = "bundlemage"
@@ -219,6 +236,9 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
             self.carry_user = nn.Linear(dim, dim)  # maps z_u to the space of E²
             self.pair_mix = PreMix(dim, "gate", config.residual)
         self.dropout = nn.Dropout(config.dropout)
+        self.content = ContentMap(sizes.items, shared + 2 * (dim - shared))
+        # The vectors of items that came after training, by `content`.
+        self._later_items: Tensor | None = None  # [later, width of the three tables]
         # Log-temperatures and popularity weights: first for matching, then for generation.
         self.log_temperatures: Tensor
         # Without a device, it would be lost if the model is built without memory to be loaded.
@@ -256,6 +276,8 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
     def does(self, kind: type[Model]) -> bool:
         if kind is SalesScorer and not self.config.popularity_weight:
             return False
+        if kind is ContentLearner:  # with propagation, an item's vector depends on its bundles in training
+            return self.config.content and not self.config.propagation
         if issubclass(kind, Matcher):
             return self.config.tasks != "generation"
         return kind is not Completer or self.config.tasks != "matching"
@@ -429,6 +451,74 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         own = None if pairs is None else data.pair_weights(pairs)
         return weights if own is None else weights * own
 
+    # ── Items known by their content ─────────────────────────────────────────────────────────────
+
+    @property
+    def _item_parts(self) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
+        return self.item_shared, self.item_matching, self.item_generation
+
+    @property
+    def assumed_item_count(self) -> Tensor:
+        """The number of bundles that is assumed for an item that nobody has seen: the median."""
+        known = self.item_counts[: len(self.item_shared)]
+        return known[known > 0].median() if bool((known > 0).any()) else known.new_zeros(())
+
+    def learn_content(self, items: pa.Table, train: BundleDataset) -> None:
+        in_bundles, with_users = (
+            np.bincount(matrix.indices, minlength=len(train.items))
+            for matrix in (train.bundle_item, train.user_item)
+        )
+        counts = np.where(in_bundles > 0, in_bundles + with_users, 0)
+        unseen = in_bundles + with_users == 0
+        if len(unseen) != len(self.item_shared) or not counts.any():
+            return
+        self.content.learn(items, torch.cat(self._item_parts, dim=1), counts, unseen)
+        places = self.content.unseen
+        if len(places):
+            with torch.no_grad():
+                vectors = self.content.vectors(items.take(pa.array(places.cpu().numpy())))
+                start = 0
+                for part in self._item_parts:
+                    part[places] = vectors[:, start : start + part.shape[1]]
+                    start += part.shape[1]
+                self.item_counts[places] = self.assumed_item_count
+            self.forget_tables()
+
+    def knows_by_content(self, items: pa.Table) -> npt.NDArray[np.bool_]:
+        return self.content.knows(items) if self.content else np.zeros(len(items), bool)
+
+    @property
+    def known_by_content(self) -> frozenset[int]:
+        later = range(len(self.item_shared), self.sizes.items)
+        return frozenset(self.content.unseen.tolist()).union(later)
+
+    def with_items(self, items: pa.Table, places: Sequence[int] | None = None) -> Self:
+        if not self.content:
+            raise UnsupportedError(
+                "this model has learned nothing from the catalogue, so it cannot take up new items: give "
+                "items a title, tags or vectors, and train it again"
+            )
+        known, size = len(self.item_shared), self.sizes.items
+        at = torch.tensor(range(size, size + len(items)) if places is None else places, dtype=torch.int64)
+        highest = max(size, int(at.max()) + 1 if len(at) else 0)
+        model = copy(self)
+        for kind in ("_parameters", "_buffers", "_modules"):  # a copy would share the dicts themselves
+            setattr(model, kind, dict(getattr(self, kind)))
+        with torch.no_grad():
+            vectors = self.content.vectors(items)
+            later = vectors.new_zeros(highest - known, vectors.shape[1])
+            if self._later_items is not None:
+                later[: len(self._later_items)] = self._later_items
+            later[(at - known).to(later.device)] = vectors
+            more = self.assumed_item_count.expand(highest - size)
+            model.item_counts = torch.cat([self.item_counts, more])
+        model._later_items = later
+        model.sizes = replace(self.sizes, items=highest)
+        # Shared: tables of the known items, and vectors of bundles, whose stamps tell which to make anew.
+        tables = dict(self._tables)  # another thread may add to it
+        model._tables = {name: kept for name, kept in tables.items() if name.startswith("known")}
+        return model
+
     # ── Scoring ──────────────────────────────────────────────────────────────────────────────────
 
     def settle(self, data: Interactions) -> None:
@@ -465,14 +555,41 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
     def _item_table(self) -> VectorTable:
         """E¹, the item vectors used in matching."""
         rows = (lambda: self.spread_items) if self.config.propagation else self.matching_embeddings
-        return self._table("items", None, rows)
+        return self._with_later("items", self._table("known items", None, rows))
 
     def _completing_table(self) -> VectorTable:
         """E², the item vectors used in generation."""
-        return self._table("completing", None, self.generation_embeddings)
+        known = self._table("known, completing", None, self.generation_embeddings)
+        return self._with_later("completing", known)
+
+    def _with_later(self, name: str, known: VectorTable) -> VectorTable:
+        """The table of the known items, followed by those that came after training."""
+        later = self._later_items
+        if later is None:
+            return known
+        table = self._kept(name, known)
+        if table is None:
+            shared, own = self.item_shared.shape[1], self.item_matching.shape[1]
+            start = shared if name == "items" else shared + own
+            rows = torch.cat([later[:, :shared], later[:, start : start + own]], dim=1)
+            size = self.sizes.items
+            places = torch.arange(size - len(later), size, device=later.device)
+            table = ChangedTable(known, places, rows, size)
+            self._tables[name] = (known, table)
+        return table
 
     def _embed(self, contents: Ragged) -> Tensor:
-        return self.bundle_embeddings(self._item_table().rows, contents)
+        table = self._item_table()
+        if self._later_items is not None:
+            return table.mean_of(contents)
+        return self.bundle_embeddings(table.rows, contents)
+
+    def _mean_of_items(self, histories: Histories) -> Tensor:
+        """p_u: the mean of each user's items."""  # [rows, d]
+        table = self._item_table()
+        if self._later_items is not None:
+            return table.mean_of(histories.items)
+        return self.division.mean_of_histories(histories, table.rows)
 
     def _bundle_table(self, contents: Ragged) -> VectorTable:
         """E¹XD⁻¹, the bundle vectors used in matching."""
@@ -523,7 +640,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
 
     def _means(self, histories: Histories, contents: Ragged) -> tuple[Tensor, Tensor]:
         """Returns p_u and q_u: the mean of each user's items, and of each user's bundles."""
-        p = self.division.mean_of_histories(histories, self._item_table().rows)
+        p = self._mean_of_items(histories)
         return p, self._bundle_table(contents).mean_of(histories.bundles)
 
     def vectors_of_bundles(self, contents: Ragged) -> Tensor:
@@ -550,7 +667,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
             return self.query(self.encoded(histories, contents), "matching")
         # For contents without a kept table, only the bundles in histories are embedded.
         held, places = torch.unique(histories.bundles.values, return_inverse=True)
-        p = self.division.mean_of_histories(histories, self._item_table().rows)
+        p = self._mean_of_items(histories)
         q = histories.bundles.with_values(places).mean_of(self.vectors_of_bundles(contents.rows(held)))
         return self.query(self.user_vectors(p, q), "matching")
 
@@ -566,7 +683,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
     def score_new_bundles(self, histories: Histories, contents: Ragged, new: Ragged) -> Tensor:
         """As `score_bundles`, but only for the bundles in `new`."""  # [rows, new]
         z = self.query(self.encoded(histories, contents), "matching")
-        scores = z @ self.factors(new.mean_of(self._item_table().rows)).T
+        scores = z @ self.factors(self._item_table().mean_of(new)).T
         bias = self._bias(contents.append(new), len(contents))
         return scores if bias is None else scores + bias
 
@@ -594,14 +711,18 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated):
         return self.division.scores_of(candidates, self.score_items(histories, partial, contents))
 
     def _pair_query(self, users: Tensor, partial: Ragged) -> Tensor:
-        inside = self.division.mean_of_partial(partial, self._completing_table().rows)
+        table = self._completing_table()
+        if self._later_items is not None:
+            inside = table.mean_of(partial)
+        else:
+            inside = self.division.mean_of_partial(partial, table.rows)
         return self.query(self.pair_vectors(users, inside), "generation")
 
     def item_fit(
         self, users: Tensor, which: Tensor, partial: Ragged, items: Tensor, contents: Ragged
     ) -> Tensor:
         table, bias = self._completing_table(), self._item_bias()
-        fit = (self._pair_query(users[which], partial) * (table.factors[items] - table.mean)).sum(1)
+        fit = (self._pair_query(users[which], partial) * (table.factors_at(items) - table.mean)).sum(1)
         return fit if bias is None else fit + bias[items] - bias.mean()  # [rows]
 
     def vectors_of_items(self) -> Tensor:

@@ -246,6 +246,11 @@ class BundleMageConfig(LearnedConfig, RecencyConfig):
     """Number of averaging steps: each takes the mean of an item's matching vector over the items that share
     its bundles; 0 for none."""
 
+    content: bool = True
+    """Whether the model learns, after training, to predict an item's vectors from the catalogue: title,
+    description, tags, price and the shop's own vectors. It can then use items that came after training. Known
+    items keep their vectors. Without effect if the catalogue says nothing, or with `propagation`."""
+
     # ── Training data and losses ──
     generation_weight: float = Field(0.2, gt=0)
     """The weight of the generation loss. The paper's is 1."""

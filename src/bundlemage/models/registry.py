@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from itertools import chain
 from pkgutil import iter_modules
 from typing import Any
 
@@ -147,13 +148,13 @@ def restored(
     own = model in MODELS or model == AUTO
     with torch.device("meta") if own else nullcontext():
         built = build_ensemble(model, config, sizes, members)
-    types = {name: tensor.dtype for name, tensor in built.state_dict().items()}
+    types = {name: tensor.dtype for name, tensor in chain(built.named_parameters(), built.named_buffers())}
     try:
         built.load_state_dict(weights, assign=own)
     except RuntimeError as error:
         raise ValueError(f"the weights are not those of {built.title}: {error}") from None
-    for name, expected in types.items():
-        tensor = weights[name]
+    for name, tensor in weights.items():
+        expected = types[name]
         if tensor.dtype != expected:
             raise ValueError(f"the weights {name!r} are {tensor.dtype}; expected {expected}")
         # The sum is a quick test. Large finite numbers can add up to infinity, hence the second test.

@@ -68,9 +68,15 @@ class Rows:
 
     def in_order(self) -> Rows:
         """Returns the rows ordered by pair, type and weight, so that sums do not depend on their order."""
+        order = np.argsort(self.keys)
+        keys = self.keys[order]
         weight = None if self.weight is None or _is_exact(self.weight) else self.weight
-        columns = [column for column in (weight, self.event, self.keys) if column is not None]
-        order = np.argsort(self.keys) if len(columns) == 1 else np.lexsort(columns)
+        columns = [column for column in (weight, self.event) if column is not None]
+        if columns:  # only pairs of several rows need more order
+            is_first = np.diff(keys, prepend=-1) != 0
+            places = np.flatnonzero(~(is_first & np.append(is_first[1:], True)))
+            rows = order[places]
+            order[places] = rows[np.lexsort([*(column[rows] for column in columns), keys[places]])]
         return self.taken(order)
 
 
@@ -203,7 +209,7 @@ class Types:
         if not unknown:
             return []
         name = unknown[0][0]
-        found = listed(f"{_type(name)} ({count:,} rows)" for name, count in unknown)
+        found = _counted(unknown)
         fix = f"Add {'it' if len(unknown) == 1 else 'each'} to --events {written(events)}, with the weight 0 "
         fix += "to leave such rows out"
         if unknown[-1][0] is None or name is None:
@@ -213,12 +219,15 @@ class Types:
 
 
 def _all_alike(by_count: Sequence[tuple[str | None, int]], where: str, in_words: str) -> Problem:
-    found = listed(f"{_type(name)} ({count:,} rows)" for name, count in by_count)
     named = [name for name, _ in by_count if name is not None][:_SHOWN_TYPES]
     example = ",".join(f"{name}={_usual(name):g}" for name in named)
-    message = f"{in_words} holds several types of events, and each counts as 1: {found}"
+    message = f"{in_words} holds several types of events, and each counts as 1: {_counted(by_count)}"
     fix = f"Say what each is worth, as in --events {example}"
     return Problem("events-alike", where, message, fix, value=named[0] if named else "", severity="warning")
+
+
+def _counted(types: Sequence[tuple[str | None, int]]) -> str:
+    return listed(f"{_type(name)} ({count:,} row{'s' * (count != 1)})" for name, count in types)
 
 
 def _type(name: str | None) -> str:

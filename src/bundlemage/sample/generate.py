@@ -11,6 +11,7 @@ bits everywhere, but logarithms and powers do not. So popularity falls with the 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -462,7 +463,10 @@ def _facts(events: Events, event_types: Mapping[str, float] | None) -> dict[str,
 
 
 def _flat(table: pa.Table) -> pa.Table:
-    """Join the tags of each row to one text, a|b|c, because text files have no lists."""
+    """Write the tags of each row as one text, a|b|c, and vectors as JSON: text files have no lists."""
+    if "vector" in table.column_names:
+        texts = [None if vector is None else json.dumps(vector) for vector in table["vector"].to_pylist()]
+        table = table.set_column(table.column_names.index("vector"), "vector", pa.array(texts, pa.string()))
     if "tags" not in table.column_names:
         return table
     tags: Any = table["tags"].combine_chunks()

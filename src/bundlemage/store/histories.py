@@ -63,7 +63,6 @@ _GROUP_LOCK_MS: Final = 200
 """Milliseconds that one record of several waits for a PostgreSQL lock. The others wait with it."""
 _SEPARATOR: Final = "\x1f"  # a control character, which no id contains
 _BEFORE_WEIGHT: Final = "\x1e"  # another one
-_LONG_AGO: Final = UNDATED  # imported interactions may have no time
 _LAST_LETTERS: Final = LONGEST_ID * "\U0010ffff"
 """The beginning of an id, followed by these letters, sorts after every id with the same beginning."""
 _TABLES: dict[Kind, tuple[Table, sa.Column[str]]] = {
@@ -97,19 +96,18 @@ class HistoryStore(StorePart):
         times.
         """
         names = list(filter(is_id, dict.fromkeys(user_ids)))
-        owned: dict[tuple[str, Kind], tuple[str, ...]] = {}
-        weighted: dict[tuple[str, Kind], dict[str, float]] = {}
-        moments: dict[tuple[str, Kind], dict[str, int]] = {}
         with self._database.read() as connection:
-            for user_id, kind, things, at, weights in connection.execute(_histories(), {"users": names}):
-                key = user_id, kind
-                owned[key] = _oldest_first(things, at) if in_order else tuple(things.split(_SEPARATOR))
-                if weights is not None:
-                    weighted[key] = _weights_in(weights)
-                if times:
-                    moments[key] = dict(
-                        zip(things.split(_SEPARATOR), map(_moment, at.split(_SEPARATOR)), strict=True)
-                    )
+            rows = connection.execute(_histories(is_sqlite(connection)), {"users": names}).all()
+        owned: dict[tuple[str, Kind], tuple[str, ...]] = {
+            (user_id, kind): _oldest_first(things, at) if in_order else tuple(things.split(_SEPARATOR))
+            for user_id, kind, things, at, _ in rows
+        }
+        weighted: dict[tuple[str, Kind], dict[str, float]] = {
+            (user_id, kind): _weights_in(weights) for user_id, kind, _, _, weights in rows if weights
+        }
+        moments: dict[tuple[str, Kind], dict[str, int]] = {
+            (user_id, kind): _moments_in(things, at) for user_id, kind, things, at, _ in rows if times
+        }
         if weighted or times:
             return {user_id: _history(user_id, owned, weighted, moments, times) for user_id in user_ids}
         return {
@@ -121,7 +119,7 @@ class HistoryStore(StorePart):
         """Return all that the store knows about a user's items or bundles, oldest first."""
         table, thing = _TABLES[kind]
         columns = (thing.label("thing_id"), table.c.at, table.c.weight, table.c.event)
-        in_order = func.coalesce(sa.type_coerce(table.c.at, sa.BigInteger), _LONG_AGO)
+        in_order = func.coalesce(sa.type_coerce(table.c.at, sa.BigInteger), UNDATED)
         query = select(*columns).where(table.c.user_id == user_id).order_by(in_order, thing)
         rows = self._rows(query) if is_id(user_id) else []
         return [Entry(**{**row, "weight": 1.0 if row["weight"] is None else row["weight"]}) for row in rows]
@@ -371,15 +369,18 @@ class HistoryStore(StorePart):
 
 
 def _oldest_first(things: str, times: str) -> tuple[str, ...]:
-    names, moments = things.split(_SEPARATOR), times.split(_SEPARATOR)
-    if not any(moments):
+    names = things.split(_SEPARATOR)
+    if not times.strip(_SEPARATOR):
         return tuple(sorted(names))
-    dated = sorted((int(at or _LONG_AGO), name) for at, name in zip(moments, names, strict=True))
+    moments = times.split(_SEPARATOR)
+    dated = sorted((int(at or UNDATED), name) for at, name in zip(moments, names, strict=True))
     return tuple(name for _, name in dated)
 
 
-def _moment(at: str) -> int:
-    return int(at) if at else UNDATED
+def _moments_in(things: str, times: str) -> dict[str, int]:
+    """Returns the times of things, from the texts that `_histories` makes."""
+    pairs = zip(things.split(_SEPARATOR), times.split(_SEPARATOR), strict=True)
+    return {name: int(at or UNDATED) for name, at in pairs}
 
 
 def _weights_in(text: str) -> dict[str, float]:
@@ -411,15 +412,18 @@ def _history(
 
 
 @cache
-def _histories() -> CompoundSelect[Any]:
+def _histories(for_sqlite: bool) -> CompoundSelect[Any]:
     """A query with one row per user and kind. The database concatenates the ids, faster than Python would.
     Of the weights it concatenates only those that are not 1, each with its id: for most users this is null.
     """
+    # Not `func.aggregate_strings`: SQLAlchemy writes its separators into the statement at each execution.
+    joined = func.group_concat if for_sqlite else func.string_agg
+    separator: sa.ColumnElement[str] = sa.literal_column(f"'{_SEPARATOR}'", Text)
     parts = []
     for kind, (table, thing) in _TABLES.items():
         at = func.coalesce(sa.cast(sa.type_coerce(table.c.at, sa.BigInteger), Text), "")
         weight = thing + _BEFORE_WEIGHT + sa.cast(table.c.weight, Text)
-        names, moments, weights = (func.aggregate_strings(text, _SEPARATOR) for text in (thing, at, weight))
+        names, moments, weights = (joined(text, separator) for text in (thing, at, weight))
         user_id, is_weighted = table.c.user_id, table.c.weight.is_not(None)
         columns = (user_id, sa.literal(kind), names, moments, weights.filter(is_weighted))
         parts.append(select(*columns).where(one_of(user_id, "users")).group_by(user_id))
@@ -476,7 +480,7 @@ def _insert_what_counts(for_sqlite: bool, table: Table) -> sqlite.Insert | postg
     new, old = statement.excluded, table.c
     before, after = func.coalesce(old.weight, 1.0), func.coalesce(new.weight, 1.0)
     now = sa.type_coerce(new.at, sa.BigInteger)
-    then = func.coalesce(sa.type_coerce(old.at, sa.BigInteger), _LONG_AGO)
+    then = func.coalesce(sa.type_coerce(old.at, sa.BigInteger), UNDATED)
     counts = sa.or_(
         sa.and_(before > 0, after > before),
         sa.and_(before > 0, after < 0, now >= then),

@@ -32,7 +32,7 @@ from bundlemage.training.recency import Recency, choose_half_life
 from bundlemage.training.steps import Rows, Stepper
 from bundlemage.training.validation import Validation, ValidationCases
 
-MAY_DIFFER_ON_RESUME = frozenset({"epochs", "patience", "device"})
+MAY_DIFFER_ON_RESUME = frozenset({"epochs", "patience", "device", "content"})
 """Settings that may be changed when a run is resumed: they do not change the result of an epoch."""
 
 WORK_PER_WRITING = 19

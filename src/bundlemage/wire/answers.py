@@ -89,6 +89,9 @@ class RankedBundle(Ranked):
     price of a needed item is unknown."""
     sold_out: tuple[str, ...]
     """The ids of its items that are sold out: their stock is known and 0."""
+    by_content: tuple[str, ...] | None = None
+    """The ids of its items that are newer than the model, which knows them by their title, tags and so on.
+    Absent if there are none."""
     items: tuple[EntryOut, ...] | None = None
     """The items of the bundle, only with details=true."""
 
@@ -99,6 +102,8 @@ class RankedItem(Ranked):
     """Whether the user owns the item, bought alone or inside a bundle."""
     sold_out: bool
     """Whether its stock is known and 0."""
+    in_model: Literal[True, "by content"] = True
+    """'by content' if the item is newer than the model, which knows it by its title, tags and so on."""
 
 
 class Answered(Out):
@@ -147,8 +152,10 @@ class ItemOut(EntryOut):
     cost: float | None = None
     """What the shop pays for the item. It is null for the role read, and if it is unknown."""
     withdrawn: bool
-    in_model: bool
-    """Whether the serving model knows the item. It does not know items that are newer than itself."""
+    in_model: bool | Literal["by content"]
+    """Whether the serving model knows the item. 'by content': nobody had the item when the model was trained,
+    but the model knows it by its title, description, tags or vector. false: the item is newer than the model,
+    and has none of these, or none that the model understands."""
     description: str | None = None
     vector_length: int | None = None
     """How many numbers the vector of the item has; null if it has no vector."""

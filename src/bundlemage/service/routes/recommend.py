@@ -37,6 +37,8 @@ def ranked_bundle(answer: Recommendation, live: Live, *, details: bool) -> Ranke
     bundle = live.stock.bundles[answer.id]
     facts = {**vars(bundle), **vars(answer)}
     del facts["items"]  # a field that is not set is left out of the JSON
+    if not facts["by_content"]:
+        del facts["by_content"]
     if details:
         facts["items"] = items_of(bundle, live)
     return RankedBundle(**facts)
