@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from bundlemage.artifact.files import model_card
-from bundlemage.data.dataset import BUNDLE_SCHEMA, BundleDataset, Catalogue, catalogue_table, pairs_of, row_of
+from bundlemage.data.dataset import BUNDLE_SCHEMA, BundleDataset, Catalogue, catalogue_table, row_of
 from bundlemage.data.events import Events
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split, SplitPlan
 from bundlemage.errors import ConfigError
 from bundlemage.evaluation import case_metrics, mean_error
 from bundlemage.measures import lists as lists_module
-from bundlemage.measures.lists import AnswerLists, gini, jaccard_distances, list_measures, purchases
+from bundlemage.measures.lists import AnswerLists, gini, jaccard_distances, list_measures
 from bundlemage.measures.meaning import FEWEST_CASES, LIST_MEASURES, MEANING
 from bundlemage.measures.slices import UNKNOWN, case_groups, sliced, slicings
 from bundlemage.models.base import Interactions
@@ -155,12 +155,13 @@ def test_views_are_no_sales() -> None:
     train = SPLIT.train
     weight = np.where(np.arange(train.user_bundle.nnz) % 3, 1, 0.2).astype(np.float32)
     seen = replace(train, bundle_events=Events(weight=weight))
-    bought = purchases(seen.user_bundle, seen.bundle_events)
-    assert purchases(train.user_bundle, train.bundle_events) is train.user_bundle
+    bought = seen.bought_bundles
     assert bought.nnz == (weight == 1).sum()
-    rows, columns = pairs_of(train.user_bundle)
-    assert ((weight == 1) == bought[rows, columns].A1).all()
-    way = slicings(replace(SPLIT, train=seen))["matching"][0]
+    split = replace(SPLIT, train=seen)
+    assert split.test is not None
+    lists = AnswerLists(split, split.test, data_of(split))
+    assert lists.bundles.sales.tolist() == np.bincount(bought.indices, minlength=60).tolist()
+    way = slicings(split)["matching"][0]
     assert SPLIT.test is not None
     cold = np.flatnonzero(np.diff(bought.indptr)[SPLIT.test.users] == 0)
     assert way.slices["cold"].tolist() == cold.tolist()

@@ -19,8 +19,7 @@ import torch
 from scipy import sparse
 
 from bundlemage.core.ranking import top
-from bundlemage.data.dataset import BundleDataset, as_binary, binary_matrix, pairs_of
-from bundlemage.data.events import Events
+from bundlemage.data.dataset import BundleDataset, as_binary, binary_matrix
 from bundlemage.data.splits import MatchingCases, Split
 from bundlemage.evaluation import ListMeasures, MatchingEvaluator
 from bundlemage.measures.meaning import LIST_MEASURES
@@ -100,9 +99,8 @@ class AnswerLists:
         self.contents = train.bundle_item
         items, bundles, self.by = features_of(train)
         inside = np.bincount(self.contents.indices, minlength=len(train.items)) > 0
-        bought = purchases(train.user_bundle, train.bundle_events)
-        self.bundles = _Side.of(bought, np.diff(self.contents.indptr) > 0, bundles)
-        self.items = _Side.of(purchases(train.user_item, train.item_events), inside, items)
+        self.bundles = _Side.of(train.bought_bundles, np.diff(self.contents.indptr) > 0, bundles)
+        self.items = _Side.of(train.bought_items, inside, items)
 
     def measured(self, model: Model) -> ListMeasures | None:
         """Returns the measures of a model's lists; None if it does not score bundles."""
@@ -136,15 +134,6 @@ def list_measures(models: Sequence[Model], split: Split, data: Interactions) -> 
         return [None] * len(models)
     lists = AnswerLists(split, split.test, data)
     return [lists.measured(model) for model in models]
-
-
-def purchases(pairs: sparse.csr_matrix, events: Events) -> sparse.csr_matrix:
-    """Returns the pairs without weaker events such as views: those are no sales."""
-    strong = events.purchases
-    if strong is None:
-        return pairs
-    rows, columns = pairs_of(pairs)
-    return binary_matrix(rows[strong], columns[strong], pairs.shape)
 
 
 def gini(exposure: Array) -> float:

@@ -21,7 +21,7 @@ from bundlemage.data.dataset import as_binary
 from bundlemage.data.splits import GenerationCases, MatchingCases, Split
 from bundlemage.errors import ConfigError
 from bundlemage.evaluation import mean_error
-from bundlemage.measures.lists import purchases, tag_matrices
+from bundlemage.measures.lists import tag_matrices
 from bundlemage.measures.meaning import FEWEST_CASES, FEWEST_GROUPS
 
 MOST_VALUES = 12
@@ -120,7 +120,7 @@ def slicings(split: Split, columns: Sequence[str] = ()) -> dict[str, list[Slicin
 
 def _of_matching(split: Split, cases: MatchingCases) -> Iterable[Slicing]:
     train = split.train
-    bought = purchases(train.user_bundle, train.bundle_events)
+    bought = train.bought_bundles
     yield _by_activity(np.diff(bought.indptr)[cases.users])
     sales = np.bincount(bought.indices, minlength=len(train.bundles))
     yield _by_popularity(_mean_of(cases.positives, sales), sales)
