@@ -83,9 +83,9 @@ def test_a_bundle_may_come_before_what_its_items_are_is_known(own: httpx.Client,
     first = ok(own.post("/v1/recommend", json=among))["bundles"]
     assert [bundle["id"] for bundle in first] == ["box"]
     # Its vector follows its record, and it is forgotten when nothing is left to know it by.
-    similar = ok(own.get("/v1/bundles/box/similar", params={"k": 200}))["bundles"]
+    similar = ok(own.get("/v1/bundles/box/similar", params={"k": 100}))["bundles"]
     ok(own.put("/v1/items/later", json={"title": "Dragonspire Command", "tags": ["Strategy"]}))
-    other = ok(own.get("/v1/bundles/box/similar", params={"k": 200}))["bundles"]
+    other = ok(own.get("/v1/bundles/box/similar", params={"k": 100}))["bundles"]
     assert [bundle["id"] for bundle in similar] != [bundle["id"] for bundle in other]
     assert ok(own.put("/v1/items/later", json={"price": 3}))["in_model"] is False
     assert not ok(own.get("/v1/bundles/box"))["recommendable"]
