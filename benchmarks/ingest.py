@@ -33,14 +33,20 @@ _CGROUPS = Path("/sys/fs/cgroup/memory")
 _PART_ROWS, _GROUP_ROWS = 1_000_000, 250_000
 
 
-def generate(folder: Path, rows: int, seed: int = 0) -> None:
-    """A tenth as many users as rows, up to 200,000 items and 20,000 bundles; ids are text."""
+def generate(folder: Path, rows: int, events: bool, seed: int = 0) -> None:
+    """A tenth as many users as rows, up to 200,000 items and 20,000 bundles; ids are text. With `events`, the
+    rows of user_item have times and weights."""
     random = np.random.default_rng(seed)
     users, items, bundles = max(rows // 10, 10), min(200_000, rows // 10), min(20_000, rows // 100)
     for number, start in enumerate(range(0, rows, _PART_ROWS)):
         count = min(_PART_ROWS, rows - start)
         popular = (items * random.random(count) ** 3).astype(np.int64)
-        _write(folder, "user_item", number, user_id=random.integers(0, users, count), item_id=popular)
+        pairs = {"user_id": random.integers(0, users, count), "item_id": popular}
+        facts: dict[str, Any] = {}
+        if events:
+            moments = random.integers(10**15, 2 * 10**15, count)
+            facts = {"at": pa.array(moments, pa.timestamp("us")), "weight": 0.1 + random.random(count)}
+        _write(folder, "user_item", number, **pairs, **facts)
         count = max(count // 10, 1)
         taken = (bundles * random.random(count) ** 2).astype(np.int64)
         _write(folder, "user_bundle", number, user_id=random.integers(0, users, count), bundle_id=taken)
@@ -214,15 +220,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=5_000_000, help="of user_item")
     parser.add_argument("--limit-gb", type=float, default=4.0, help="of memory, for each way")
     parser.add_argument("--ways", default="command", help=f"with commas between them: {', '.join(WAYS)}")
+    parser.add_argument("--events", action="store_true", help="rows of user_item have times and weights")
     parser.add_argument(
         "--folder", type=Path, help="for the tables and the layouts; they are kept, and used again"
     )
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (chosen.folder or Path(temporary)).resolve()
-        source = folder / f"tables-{chosen.rows}"
+        source = folder / f"tables-{chosen.rows}{'-events' * chosen.events}"
         if not source.exists():
-            generate(source, chosen.rows)
+            generate(source, chosen.rows, chosen.events)
         layouts = {}
         for way in chosen.ways.split(","):
             layout = folder / f"layout-{way}"

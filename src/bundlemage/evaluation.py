@@ -179,8 +179,9 @@ class Evaluator(ABC):
 class MatchingEvaluator(Evaluator):
     """Cases of matching: users, and the bundles that they took. Histories come from the training data.
 
-    If the cases have no candidates, all bundles are ranked except those that the user has in training. `new`
-    are the bundles that nobody has in training. A `SalesScorer` scores them with `score_new_bundles`.
+    If the cases have no candidates, all bundles are ranked except those that the user has in training or
+    rejected. `new` are the bundles that nobody has in training. A `SalesScorer` scores them with
+    `score_new_bundles`.
     """
 
     def __init__(
@@ -211,8 +212,10 @@ class MatchingEvaluator(Evaluator):
         if self.new is not None and can(model, SalesScorer):
             of_new = model.score_new_bundles(histories, contents, contents.rows(self.new))
             scores = scores.index_copy(1, self.new, of_new.to(scores))  # a model may return one row for all
-        bought = histories.bundles.strong.as_mask(scores.shape[1])
-        return scores.masked_fill(bought, -torch.inf), positives
+        left_out = histories.bundles.strong.as_mask(scores.shape[1])
+        if histories.rejected_bundles is not None:
+            left_out |= histories.rejected_bundles.as_mask(scores.shape[1])
+        return scores.masked_fill(left_out, -torch.inf), positives
 
 
 class GenerationEvaluator(Evaluator):

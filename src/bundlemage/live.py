@@ -813,7 +813,7 @@ class Live(Asker):
     @property
     def event_weights(self) -> Mapping[str, float]:
         """The weights of the types of events that the model was trained with."""
-        return getattr(self.recommender.dataset, "event_weights", None) or {}
+        return self.recommender.dataset.event_weights or {}
 
     def _take_up_items(self, items: Sequence[Item], stock_before: Stock) -> set[str]:
         """Let the model know those of the changed items that are newer than itself, by their content. Returns

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bundlemage.artifact.files import FILES, MANIFEST
+from bundlemage.artifact.files import FILES, MANIFEST, REJECTED
 from bundlemage.data.splits import PROTOCOLS
 from bundlemage.measures.meaning import MEANING
 from bundlemage.models.config import BundleMageConfig
@@ -125,7 +125,7 @@ def test_the_tables_of_measures_say_what_the_program_says() -> None:
 def test_the_table_of_files_is_that_of_a_saved_model() -> None:
     shown = rows(ROOT / "docs" / "reference" / "artifact.md", "## The files")
     named = {part for row in shown for part in re.findall(r"`([\w.]+)`", row[0])}
-    assert named == {*FILES, MANIFEST}
+    assert named == {*FILES, MANIFEST, *(f"{file}.parquet" for file in REJECTED)}
 
 
 def test_every_kind_of_problem_is_explained() -> None:

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, create_engine, insert, inspect, make_url
 from bundlemage.errors import StoreError
 from bundlemage.store.connections import Database
 from bundlemage.store.models import metadata, served
-from bundlemage.store.records import Bundle, InteractionRecord, Item, ModelRecord
+from bundlemage.store.records import Bundle, Entry, InteractionRecord, Item, ModelRecord, ServedSummary
 from bundlemage.store.repository import VERSION, Store
 from tests.service.test_store import NOON
 from tests.small_shop import dataset_of
@@ -110,25 +110,31 @@ def test_a_database_of_the_first_version_is_brought_up_to_date_with_all_it_holds
         assert "erased" not in inspect(connection).get_table_names()
     old = Store(database)  # not opened, which would bring it up to date
     import_into(database, [[0, 1]])
-    old.add_interactions([InteractionRecord("ann", "item", "i1", NOON)], idempotency_key="k")
+    noon = int(NOON.timestamp()) * 1_000_000
+    run(old, f"INSERT INTO user_item (user_id, item_id, at) VALUES ('ann', 'i1', {noon})")
+    run(old, f"INSERT INTO user_bundle (user_id, bundle_id, at) VALUES ('ann', 'b0', {noon})")
     old.publish(ModelRecord("v1", "models/v1", "bundlemage"))
     with database.write() as connection:
         connection.execute(
             insert(served).values(
-                request_id="r", kind="bundles", user_id="ann", model="v1", ids=["b1"], at=NOON
+                request_id="r", kind="bundles", user_id="ann", model="v1", ids=["b0"], at=NOON
             )
         )
-    before = (old.state(), old.models(), old.served_since(NOON))
+    before = (old.state(), old.models())
     old.close()
     new = Store.open(store_url)
-    assert (new.state(), new.models(), new.served_since(NOON)) == before
+    assert (new.state(), new.models()) == before
+    assert new.served_since(NOON) == ServedSummary(1, {"b0": 1}, 1)
+    assert new.entries("item", "ann") == [Entry("i1", NOON)]
+    assert new.add_interactions([InteractionRecord("ann", "item", "i0", NOON, None, 0.2, "view")]).new == 1
+    assert new.histories(["ann"])["ann"].item_weights == (0.2, 1.0)
+    assert new.erase_user("ann")
+    new.add_interactions([InteractionRecord("ann", "item", "i1", NOON)])
     data = new.dataset()
     assert (data.users.ids, data.items.ids, data.bundles.ids) == (("ann", "u0"), ("i0", "i1"), ("b0",))
     assert data.user_item.toarray().tolist() == [[0, 1], [1, 0]]
     assert data.bundle_item.toarray().tolist() == [[1, 1]]
-    assert new.served_since(NOON).answers == 1
     assert_tables_are_up_to_date(new)
-    assert new.erase_user("ann")
     assert new.served_since(NOON).answers == 0
     new.close()
 

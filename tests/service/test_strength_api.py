@@ -9,9 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from bundlemage import Recommender, read
 from bundlemage.client import Client, Interaction
 from bundlemage.errors import ConfigError
 from bundlemage.live import Live
+from bundlemage.sample.generate import write_shop
+from bundlemage.sample.kinds import EVENTS, shop_of_kind
 from bundlemage.store.records import vector_of
 from tests.service.running import Inside, copied, ids, inside, ok, problem
 
@@ -209,3 +212,26 @@ def test_the_client_tells_views_and_returns(service: Inside, types: None) -> Non
         assert (item.description, item.vector_length) == ("Loud.", 3)
         with pytest.raises(ConfigError, match="vector is a list of numbers"):
             shop.put_item("drum", vector="1, 2, 3")
+
+
+def test_a_model_that_was_trained_with_types_of_events_is_served_with_them(tmp_path: Path) -> None:
+    """From a table with a column `event` to the service, without any other setting."""
+    write_shop(shop_of_kind("views").dataset, tmp_path / "views", event_types=EVENTS)
+    source = read(tmp_path / "views", events={"view": 0.05, "buy": 1, "return": -1})
+    model = Recommender("ease").fit(source, progress=False, calibrate=False)
+    model.save(tmp_path / "model")
+    with (
+        inside(tmp_path / "model", f"sqlite:///{tmp_path / 'shop.db'}") as running,
+        running.client() as client,
+    ):
+        history = ok(client.get("/v1/users/u0001"))
+        assert {each["weight"] for each in history["bundles"]} == {0.05, 1.0}
+        only_viewed = {each["id"] for each in history["bundles"] if each["weight"] < 1}
+        viewed = next(name for name in best(client, "u0001", 100) if name in only_viewed)
+        assert ok(tell(client, "u0001", bundle_id=viewed, event="buy"))["new"] == 1
+        assert viewed not in best(client, "u0001", 100)
+        returned = best(client, "u0001")[0]
+        assert ok(tell(client, "u0001", bundle_id=returned, event="return"))["new"] == 1
+        assert returned not in best(client, "u0001", 100)
+        refused = problem(tell(client, "u0001", bundle_id=viewed, event="like"), 422)
+        assert "one of 'view', 'buy', 'return'" in refused["detail"]

@@ -20,6 +20,7 @@ from bundlemage.data.splits import Split, SplitPlan, completion_cases
 from bundlemage.designer.explain import Explainer
 from bundlemage.engines.scoring import LayoutUsers, ModelUsers, Users
 from bundlemage.errors import ConfigError
+from bundlemage.evaluation import MatchingEvaluator
 from bundlemage.models.base import Interactions, Matcher, require
 from bundlemage.models.registry import model_class
 from bundlemage.sample.kinds import EVENTS, shop_of_kind
@@ -237,6 +238,19 @@ class TestRejectedThings:
         completed = model.complete_many([(user, ()) for user in shop.users.ids], 90, owned=rule)
         for user, items in enumerate(completed):
             assert not (shop.item_events.rejected[user].nnz and shop.items[7] in [each.id for each in items])
+
+    def test_they_are_no_candidates_of_a_full_ranking(self, model: Recommender) -> None:
+        split = SplitPlan("full").divide(model.dataset)
+        assert split.test is not None
+        data = model.model.interactions(split.train, CPU)
+        evaluator = MatchingEvaluator(split.test, data)
+        rejected = model.dataset.bundle_events.rejected
+        assert rejected is not None
+        asked = rejected[split.test.users].toarray() > 0
+        with torch.inference_mode():
+            scores, _ = evaluator.score(model.model, torch.arange(len(split.test)))
+        assert asked.any()
+        assert torch.isneginf(scores[torch.from_numpy(asked)]).all()
 
     def test_they_are_in_no_table_of_answers(self, model: Recommender) -> None:
         shop = model.dataset

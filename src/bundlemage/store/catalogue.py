@@ -171,7 +171,7 @@ class CatalogueStore(StorePart):
         with self._database.snapshot(long=True) as connection:
             of_items, of_bundles = (_events(connection, table) for table in (user_item, user_bundle))
             has_types = "event" in {*of_items.column_names, *of_bundles.column_names}
-            return read_frames(
+            found = read_frames(
                 of_items,
                 of_bundles,
                 bundle_item=_arrow(connection, select(bundle_item.c.bundle_id, bundle_item.c.item_id)),
@@ -180,6 +180,7 @@ class CatalogueStore(StorePart):
                 name="store",
                 events=_WORTH if has_types else None,
             ).dataset
+        return replace(found, event_weights=None)  # the types above are not those of the shop
 
 
 def _check_vector(connection: Connection, item: Item) -> None:
