@@ -28,7 +28,7 @@ FEWEST_ITEMS = 2
 PRICE_RANGES = 8
 WEIGHTS = {"words": 0.5, "parts of words": 0.5, "tags": 2.0, "price": 0.1, "vector": 2.0}
 """The squared length of each kind of feature of an item. Chosen on generated shops and on other draws of cold
-items than those in docs/results.md. Prices and titles have much that says nothing about bundles."""
+items than those in docs/results.md (which says how). Prices and titles say little about bundles."""
 
 
 @dataclass(frozen=True)
