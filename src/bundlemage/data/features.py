@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from scipy import sparse
 
 Mask = npt.NDArray[np.bool_]
@@ -160,14 +161,15 @@ def _prices(items: pa.Table) -> npt.NDArray[np.float64]:
 
 
 def _vectors(items: pa.Table) -> tuple[npt.NDArray[np.float64], Mask]:
-    """The users' own vectors, zeros where an item has none, and which items have one."""
-    listed = _column(items, "vector")
-    given = np.array([vector is not None for vector in listed], bool)
-    size = max((len(vector) for vector in listed if vector is not None), default=0)
-    vectors = np.zeros((len(listed), size))
-    for place in np.flatnonzero(given).tolist():
-        if len(listed[place]) == size:
-            vectors[place] = listed[place]
-        else:
-            given[place] = False
+    """The users' own vectors, zeros where an item has none, and which items have one. A vector of another
+    length than the longest one is none."""
+    if "vector" not in items.column_names or items["vector"].null_count == len(items):
+        return np.zeros((len(items), 0)), np.zeros(len(items), bool)
+    column = items["vector"].combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    size = int(lengths.max())
+    given: Mask = (lengths == size) & (size > 0)
+    vectors = np.zeros((len(items), size))
+    starts = (np.cumsum(lengths) - lengths)[given]
+    vectors[given] = column.flatten().to_numpy()[starts[:, None] + np.arange(size)]
     return vectors, given

@@ -24,6 +24,8 @@ Floats = npt.NDArray[np.floating]
 
 PENALTY = 2.0
 """λ: how much the regression shrinks towards the mean item. The mean weight of an item is 1."""
+MOST_ITEMS = 100_000
+"""In a larger catalogue, the regression learns from this many items, those that were seen most often."""
 _OF_PLAN = ("columns", "idf", "bounds", "vector_mean")
 
 
@@ -79,6 +81,8 @@ class ContentMap(nn.Module):
         """Learns from the items with a count. `counts` says how often an item was seen: its vectors are then
         better known, and weigh more. Learns nothing if the catalogue says nothing about these items."""
         seen = np.flatnonzero(counts)
+        if len(seen) > MOST_ITEMS:
+            seen = np.sort(seen[np.argsort(-counts[seen], kind="stable")[:MOST_ITEMS]])
         known = items.take(pa.array(seen))
         plan = FeaturePlan.fit(known)
         features = plan.of(known)
