@@ -17,11 +17,15 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.scoring import command_of, family
 from bundlemage import Recommender
+from bundlemage.data.dataset import BundleDataset, binary_matrix, pairs_of
+from bundlemage.data.events import DAY, UNDATED, Events
+from bundlemage.data.leakage import without
 from bundlemage.data.shards import write_layout
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.engines.base import Engine, engine
@@ -137,6 +141,41 @@ def test_processes_agree_on_histories_that_give_answers_away(item_tables: str, t
     job = TrainingJob(str(tmp_path / "layout"), recipe, tmp_path / "run", item_tables=item_tables)
     found = engine("local", workers=2).train(job)
     assert found.plan == SplitPlan()
+    assert_same(found, recipe.recommender().fit(split, progress=False), split)
+    # One process continues the run, so the training data has the same fingerprint.
+    alone = engine("local").train(replace(job, resume=True, item_tables="auto"))
+    assert alone.history == found.history
+
+
+def shop_with_events() -> BundleDataset:
+    """A shop that looks different from its parts: the first users only viewed items, and the last items have
+    neither times nor weights."""
+    shop, random = leaking_shop(users=110, size=8), np.random.default_rng(0)
+    users, items = pairs_of(shop.user_item)
+    weight = np.where(users < 60, 0.3, random.choice([0.2, 1, 2], len(users)))
+    at = random.integers(300, size=len(users)) * DAY
+    last = items >= 50
+    item_events = Events(
+        np.where(last | (random.random(len(at)) < 0.1), UNDATED, at),
+        np.where(last, 1, weight).astype(np.float32),
+        without(binary_matrix(np.arange(100), np.arange(100), shop.user_item.shape), shop.user_item),
+    )
+    bundle_events = Events(
+        random.integers(400, size=shop.user_bundle.nnz) * DAY,
+        random.choice([0.5, 1, 3], shop.user_bundle.nnz).astype(np.float32),
+    )
+    return replace(shop, item_events=item_events, bundle_events=bundle_events)
+
+
+@pytest.mark.parametrize("item_tables", ["replicated", "sharded"])
+@pytest.mark.parametrize("protocol", ["paper", "time"])
+def test_processes_agree_on_weights_and_times(item_tables: str, protocol: str, tmp_path: Path) -> None:
+    shop = shop_with_events()
+    split = SplitPlan(protocol).divide(shop)
+    write_layout(shop, tmp_path / "layout", shard_rows=40)
+    recipe = RECIPE.changed({"epochs": 2, "batch_size": 40, "half_life": 30.0}, {"protocol": protocol})
+    job = TrainingJob(str(tmp_path / "layout"), recipe, tmp_path / "run", item_tables=item_tables)
+    found = engine("local", workers=2).train(job)
     assert_same(found, recipe.recommender().fit(split, progress=False), split)
     # One process continues the run, so the training data has the same fingerprint.
     alone = engine("local").train(replace(job, resume=True, item_tables="auto"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundlemage.data.dataset import BundleDataset, binary_matrix, pairs_of
-from bundlemage.data.events import DAY, UNDATED, Events
+from bundlemage.data.events import DAY, UNDATED, Events, Whole
 
 Pairs = list[tuple[int, int]]
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=30)
@@ -73,7 +73,8 @@ def test_purchases_are_the_pairs_with_a_weight_of_one_or_more() -> None:
 def test_newer_pairs_weigh_more() -> None:
     facts = Events(np.array([10 * DAY, 20 * DAY, UNDATED]), np.array([1, 3, 2], np.float32))
     assert facts.recent(10).tolist() == [0.5, 3, 1]
-    assert facts.recent(10, 30 * DAY).tolist() == [0.25, 1.5, 0.5]
+    part = replace(facts, whole=Whole(oldest=0, now=30 * DAY))
+    assert part.recent(10).tolist() == [0.25, 1.5, 0.25]
     with pytest.raises(ValueError, match="no times"):
         Events().recent(10)
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy import sparse
 
-from bundlemage.data.events import NOTHING_KNOWN, Events
+from bundlemage.data.events import FACTS, NOTHING_KNOWN, Events
 from bundlemage.data.layered import MOST_CHANGES, changed
 from bundlemage.errors import UnknownIdError
 
@@ -409,6 +409,11 @@ class BundleDataset:
         }
         return replace(self, **matrices, **events)
 
+    def with_item_events(self, same: Events) -> BundleDataset:
+        """Returns a data set whose `item_events` are another object with the same facts."""
+        known = (same, self._known(self.item_events))
+        return replace(self, item_events=same, known_digests=(known, *self.known_digests))
+
     @property
     def weighted(self) -> bool:
         """Whether some pairs are stronger than others."""
@@ -474,8 +479,9 @@ class BundleDataset:
             events = getattr(self, field_name)
             digests |= self._known(events) or {
                 f"{name}_{fact}": _digest(part)
-                for fact, part in vars(events).items()
-                if part is not None  # data without events keeps the fingerprint that it always had
+                for fact in FACTS
+                if (part := getattr(events, fact))
+                is not None  # data without events keeps the fingerprint that it always had
             }
         return digests
 

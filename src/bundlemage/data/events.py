@@ -6,6 +6,7 @@ same pair make one entry of a matrix.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -25,6 +26,42 @@ EARLIEST, LATEST = -719_162 * DAY, 2_932_896 * DAY
 """A time lies between the years 1 and 9999: from EARLIEST on and before LATEST."""
 
 
+FACTS = ("at", "weight", "rejected")
+"""The fields of `Events` that tell something about pairs."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What all pairs of a matrix tell about some of them, as splits and processes have."""
+
+    tells_purchases: bool = True
+    """Whether a weight below 1 means that a thing was not bought."""
+    oldest: int | None = None
+    now: int | None = None
+    """The first and the last known time; None: no time is known."""
+    scale: float | None = None
+    """What the weights of `Events.strengths` are multiplied by; None: the pairs at hand tell it."""
+
+    @classmethod
+    def of(cls, weights: Iterable[Weights | None], times: Iterable[Times | None]) -> Whole:
+        """Takes all weights and all times, piece by piece. Weights are read until one is a purchase's."""
+        tells_purchases = max(_highest(weights), default=1.0) >= 1
+        dated = (part[part != UNDATED] for part in times if part is not None)
+        ends = [(int(part.min()), int(part.max())) for part in dated if len(part)]
+        if not ends:
+            return cls(tells_purchases)
+        return cls(tells_purchases, min(first for first, _ in ends), max(last for _, last in ends))
+
+
+def _highest(weights: Iterable[Weights | None]) -> Iterator[float]:
+    """Yields the highest weight of each piece, and ends with the first that is a purchase."""
+    for part in weights:
+        if part is not None and len(part):
+            yield float(part.max())
+            if part.max() >= 1:
+                return
+
+
 @dataclass(frozen=True)
 class Events:
     """Facts about the entries of a binary matrix, in the order of `matrix.indices`."""
@@ -36,11 +73,14 @@ class Events:
     rejected: sparse.csr_matrix | None = None
     """Pairs whose latest event is negative, such as a return or a dislike. They are not in the matrix, and
     `rejected` has its shape. None: there are none."""
+    whole: Whole | None = None
+    """Set if these are facts about some pairs of a larger matrix. None: they are about all pairs."""
 
     def __post_init__(self) -> None:
-        if self.at is not None and not (self.at != UNDATED).any():
+        # Of a larger matrix, other parts may have times and weights, so this part keeps its own as well.
+        if self.at is not None and self.whole is None and not (self.at != UNDATED).any():
             object.__setattr__(self, "at", None)
-        if self.weight is not None and bool((self.weight == 1).all()):
+        if self.weight is not None and self.whole is None and bool((self.weight == 1).all()):
             object.__setattr__(self, "weight", None)
         if self.rejected is not None and not self.rejected.nnz:
             object.__setattr__(self, "rejected", None)
@@ -50,7 +90,7 @@ class Events:
 
     def __bool__(self) -> bool:
         """Whether anything is known."""
-        return any(fact is not None for fact in (self.at, self.weight, self.rejected))
+        return any(getattr(self, fact) is not None for fact in FACTS)
 
     def check(self, matrix: sparse.csr_matrix, name: str) -> None:
         """Raises `ValueError` if these are not facts about this matrix."""
@@ -90,7 +130,7 @@ class Events:
     @property
     def tells_purchases(self) -> bool:
         """Whether a weight below 1 means that a thing was not bought."""
-        return self.weight is None or not len(self.weight) or bool(self.weight.max() >= 1)
+        return (self.whole or Whole.of([self.weight], ())).tells_purchases
 
     def strengths(self, half_life: float | None) -> Weights | None:
         """Returns how much each pair counts; None: all count 1. With a half-life, the weights are those of
@@ -99,25 +139,38 @@ class Events:
         """
         if half_life is None or self.at is None:
             return self.weight
-        recent = self.recent(half_life)
-        before = len(recent) if self.weight is None else self.weight.sum(dtype=np.float64)
-        return recent * np.float32(before / recent.sum(dtype=np.float64))
+        scale = None if self.whole is None else self.whole.scale
+        if scale is None:
+            before, after = self.sums(half_life)
+            scale = before / after if after else 1.0
+        return _positive(self._decayed(half_life) * scale)
+
+    def sums(self, half_life: float) -> tuple[float, float]:
+        """Returns the sum of the weights, and that of the weights of `recent`."""
+        decayed = self._decayed(half_life)
+        before = len(decayed) if self.weight is None else self.weight.sum(dtype=np.float64)
+        return float(before), float(decayed.sum())
 
     def of(self, before: sparse.csr_matrix, after: sparse.csr_matrix) -> Events:
         """Returns the same facts in the order of another matrix of the same shape.
 
         `before` is the matrix that these facts describe. A pair that it lacks has no time, and the weight 1.
+        What counts as a purchase, and from when ages count, stays as it was.
         """
         if after is before or (self.at is None and self.weight is None):
             return self
         old, new = _keys(before), _keys(after)
         place = np.searchsorted(old, new).clip(max=max(len(old) - 1, 0))
         known = old[place] == new if len(old) else np.zeros(len(new), bool)
-        at = None if self.at is None else np.where(known, self.at[place], UNDATED) if len(old) else None
-        weight = None
-        if self.weight is not None and len(old):
-            weight = np.where(known, self.weight[place], np.float32(1))
-        return replace(self, at=at, weight=weight)
+        at = weight = None
+        if self.at is not None:
+            at = np.full(len(new), UNDATED)
+            at[known] = self.at[place[known]]
+        if self.weight is not None:
+            weight = np.ones(len(new), np.float32)
+            weight[known] = self.weight[place[known]]
+        whole = self.whole or Whole.of([self.weight], [self.at])
+        return replace(self, at=at, weight=weight, whole=whole)
 
     def columns(self, matrix: sparse.csr_matrix, kept: npt.NDArray[np.integer]) -> Events:
         """Returns the facts about `matrix[:, kept]`, with sorted rows."""
@@ -132,6 +185,7 @@ class Events:
             None if self.at is None else self.at[place],
             None if self.weight is None else self.weight[place],
             None if self.rejected is None else sparse.csr_matrix(self.rejected[:, kept]),
+            self.whole,
         )
 
     def wider(self, columns: int) -> Events:
@@ -142,19 +196,27 @@ class Events:
         arrays = (gone.data, gone.indices, gone.indptr)
         return replace(self, rejected=sparse.csr_matrix(arrays, shape=(gone.shape[0], columns)))
 
-    def recent(self, half_life: float, now: int | None = None, oldest: int | None = None) -> Weights:
+    def recent(self, half_life: float) -> Weights:
         """Returns the weights times 0.5 ** (age / half_life). `half_life` is in days.
 
-        `now` is the moment from which ages count; None: the latest time. A pair without a time is as old as
-        the `oldest` pair with one; None: of these pairs.
+        Ages count from the latest time of the whole matrix. A pair without a time is as old as the oldest
+        one with a time.
         """
+        return _positive(self._decayed(half_life))
+
+    def _decayed(self, half_life: float) -> npt.NDArray[np.float64]:
         if self.at is None:
             raise ValueError("these pairs have no times")
-        dated = self.at[self.at != UNDATED]
-        now = int(dated.max()) if now is None else now
-        ages = (now - np.maximum(self.at, dated.min() if oldest is None else oldest)).clip(min=0) / DAY
-        decay: Weights = np.exp2(-ages / half_life).astype(np.float32).clip(min=np.finfo(np.float32).tiny)
+        whole = self.whole or Whole.of((), [self.at])
+        now, oldest = whole.now or 0, whole.oldest or 0  # without any time, all pairs are equally old
+        ages = (now - np.maximum(self.at, oldest)).clip(min=0) / DAY
+        decay: npt.NDArray[np.float64] = np.exp2(-ages / half_life)
         return decay if self.weight is None else decay * self.weight
+
+
+def _positive(weights: npt.NDArray[np.float64]) -> Weights:
+    """Returns the weights as 32-bit numbers. None of them becomes 0."""
+    return weights.astype(np.float32).clip(min=np.finfo(np.float32).tiny)
 
 
 NOTHING_KNOWN = Events()

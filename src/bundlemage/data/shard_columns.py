@@ -12,7 +12,7 @@ import pyarrow as pa
 from scipy import sparse
 
 from bundlemage.data.dataset import EVENTS_OF, PartDigest, Positions, frozen
-from bundlemage.data.events import NOTHING_KNOWN, Events
+from bundlemage.data.events import NOTHING_KNOWN, UNDATED, Events, Whole
 from bundlemage.errors import DataError
 
 MATRICES = {
@@ -85,6 +85,7 @@ class MatrixDigests:
         }
         self.pairs = 0
         """The number of pairs."""
+        self._ends: dict[str, list[npt.NDArray[Any]]] = {"at": [], "weight": []}
 
     def add(self, table: pa.Table) -> None:
         counts, positions = rows_of(table[MATRICES[self._name][1]])
@@ -96,6 +97,15 @@ class MatrixDigests:
                 digest.add_rows(counts, values)
             else:
                 digest.update(values.astype({"at": "<i8", "weight": "<f4"}[fact], copy=False).tobytes())
+                known = values[values != UNDATED] if fact == "at" else values
+                self._ends[fact].append(
+                    np.array([known.min(), known.max()] if len(known) else [], known.dtype)
+                )
+
+    @property
+    def whole(self) -> Whole | None:
+        """What all pairs tell about some of them; None: they have no times and no weights."""
+        return Whole.of(self._ends["weight"], self._ends["at"]) if any(self._ends.values()) else None
 
     def digests(self) -> dict[str, str]:
         """Returns the digests by their names in `BundleDataset.digests`."""
@@ -138,12 +148,13 @@ class MatrixRows:
         for each in self._rows.values():
             each.append((np.zeros(rows, np.int32), np.empty(0, np.int32)))
 
-    def take(self, shape: tuple[int, int]) -> tuple[sparse.csr_matrix, Events]:
-        """Returns the matrix and what is known about its pairs. Nothing is kept."""
+    def take(self, shape: tuple[int, int], whole: Whole | None) -> tuple[sparse.csr_matrix, Events]:
+        """Returns the matrix and what is known about its pairs. Nothing is kept. `whole` is for a matrix with
+        only some of the pairs (see `Events`)."""
         matrix = _matrix(self._rows.pop(""), shape)
         if not self._facts:
             return matrix, NOTHING_KNOWN
-        known: dict[str, Any] = {}
+        known: dict[str, Any] = {"whole": whole}
         for fact in self._facts:
             if fact == "rejected":
                 known[fact] = _matrix(self._rows.pop(fact), shape)
@@ -190,6 +201,6 @@ def fact_columns(events: Mapping[str, Events]) -> set[str]:
     return {
         FACT_COLUMNS[name][fact]
         for name, known in events.items()
-        for fact, value in vars(known).items()
-        if value is not None
+        for fact in FACTS
+        if getattr(known, fact) is not None
     }

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from bundlemage.data.dataset import (
     Vocabulary,
     catalogue_table,
 )
-from bundlemage.data.events import NOTHING_KNOWN
+from bundlemage.data.events import NOTHING_KNOWN, Whole
 from bundlemage.data.folders import beside, write_whole
 from bundlemage.data.shard_columns import (
     FACT_COLUMNS,
@@ -118,6 +118,8 @@ class Layout:
     """For each table with types of events: how many rows each type had."""
     events: Mapping[str, float] | None = None
     """The weights of the types of events with which the layout was written."""
+    whole: Mapping[str, Whole] = field(default_factory=dict)
+    """For each matrix with times or weights: what all of its pairs tell about some of them."""
 
     @classmethod
     def open(cls, folder: Path) -> Layout:
@@ -142,7 +144,9 @@ class Layout:
             raise _damaged(path, "the file was altered after it was written")
         content["files"] = tuple(Part(name, **part) for name, part in content["files"].items())
         about = [Problem(**each, severity="note") for each in content.pop("about_tables", ())]
-        return cls(folder, **{**content, "notes": tuple(content["notes"])}, about_tables=tuple(about))
+        whole = {name: Whole(**each) for name, each in content.pop("whole", {}).items()}
+        content["notes"] = tuple(content["notes"])
+        return cls(folder, **content, about_tables=tuple(about), whole=whole)
 
     def parts(self, kind: str) -> list[Part]:
         """Returns the files of `users`, `items` or `bundles`, in order."""
@@ -161,6 +165,7 @@ class Layout:
         ordered = 0 <= selected.start <= selected.stop <= self.sizes["users"]
         if selected.step != 1 or (len(selected) and not ordered):
             raise ValueError(f"{selected} is not a range of the {self.sizes['users']:,} users")
+        partly = users is not None or items is not None
         tables: dict[str, pa.Table] = {}
         found = {name: MatrixRows(name, self.columns.get("users", ())) for name in MATRICES}
         for kind in KINDS:
@@ -177,8 +182,7 @@ class Layout:
                 # Parquet changes the field names inside lists, so the schema is restored.
                 described.append(table.select(texts).cast(described[0].schema))
                 for name, each in wanted.items():
-                    partly = name == "user_item" and (users is not None or items is not None)
-                    each.add(table, in_part if partly else None, items)
+                    each.add(table, in_part if partly and name == "user_item" else None, items)
                 first += part.rows
             tables[kind] = pa.concat_tables(described).combine_chunks()
         vocabularies = {
@@ -187,13 +191,14 @@ class Layout:
         }
         parts: dict[str, Any] = {}
         for name, (owners, column) in MATRICES.items():
-            parts[name], events = found.pop(name).take((self.sizes[owners], self.sizes[column]))
+            whole = self.whole.get(name) if partly and name == "user_item" else None
+            parts[name], events = found.pop(name).take((self.sizes[owners], self.sizes[column]), whole)
             if name in EVENTS_OF:
                 parts[EVENTS_OF[name]] = events
         known: list[tuple[object, Mapping[str, str]]] = []
         if not ids:
             known += [(vocabularies[kind], {kind: self.digests[kind]}) for kind in KINDS]
-        if users is not None or items is not None:
+        if partly:
             facts = {name: value for name, value in self.digests.items() if name.startswith("user_item_")}
             known.append((parts["user_item"], {"user_item": self.digests["user_item"]}))
             known.append((parts["item_events"], facts))
@@ -348,6 +353,7 @@ def write_shards(
                 ids[kind].add_ids(chunk)
             for matrix in matrices_of(kind):
                 matrices[matrix].add(table)
+    whole = {name: asdict(each.whole) for name, each in matrices.items() if each.whole is not None}
     described = {
         "name": name,
         "notes": list(notes),
@@ -363,6 +369,7 @@ def write_shards(
             for note in about_tables
         ],
         **({"columns": optional} if optional else {}),
+        **({"whole": whole} if whole else {}),
         **{name: value for name, value in (about_events or {}).items() if value},
     }
     version = WITH_MORE if optional else VERSION

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial, reduce
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,7 +24,7 @@ from bundlemage.artifact.files import artifact_version, describe_artifact, load_
 from bundlemage.core.filters import Filter
 from bundlemage.core.ranking import SCHEMA
 from bundlemage.data.dataset import fingerprint
-from bundlemage.data.events import UNDATED, Events
+from bundlemage.data.events import Events, Whole
 from bundlemage.data.folders import ResumableFolder
 from bundlemage.data.row_files import ENDINGS, check_replaceable, has_format, joined, write_rows
 from bundlemage.data.shard_columns import FACT_COLUMNS, rows_of
@@ -231,46 +230,23 @@ class AnswersFolder(ResumableFolder):
 # ── Users from files ─────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Span:
-    """What all pairs of a kind tell about those of some users."""
-
-    tells_purchases: bool = True
-    """As `Events.tells_purchases`."""
-    oldest: int | None = None
-    now: int | None = None
-    """The first and the last known time; None if they are not needed."""
-
-    @classmethod
-    def of(cls, weights: Iterable[Numbers], times: Iterable[Numbers]) -> Span:
-        """Reads weights until one is that of a purchase, and all times."""
-        highest = max(_highest_weights(weights), default=1.0)
-        dated = (part[part != UNDATED] for part in times)
-        ends = [(int(part.min()), int(part.max())) for part in dated if len(part)]
-        if not ends:
-            return cls(highest >= 1)
-        return cls(highest >= 1, min(first for first, _ in ends), max(last for _, last in ends))
-
-    def rows(
-        self,
-        lengths: Numbers,
-        positions: Numbers,
-        facts: Sequence[Numbers | None],
-        half_life: float | None,
-    ) -> Ragged:
-        """Returns rows of pairs with their weights. `lengths` are those of the rows. `facts` are the times
-        and weights of the pairs, if known."""
-        at, weight = facts
-        rows, events = _ragged(lengths, positions), Events(at, weight)
-        strengths = events.weight
-        if half_life is not None and events.at is not None:
-            strengths = events.recent(half_life, self.now, self.oldest)
-        weak = None if weight is None or not self.tells_purchases else weight < 1
-        return replace(
-            rows,
-            weights=None if strengths is None else torch.from_numpy(strengths.copy()),
-            weak=None if weak is None or not weak.any() else torch.from_numpy(weak),
-        )
+def _histories(
+    lengths: Numbers,
+    positions: Numbers,
+    facts: Sequence[Numbers | None],
+    whole: Whole,
+    half_life: float | None,
+) -> Ragged:
+    """Returns rows of pairs with their weights. `lengths` are those of the rows. `facts` are the times and
+    weights of the pairs, if known."""
+    rows, events = _ragged(lengths, positions), Events(*facts, whole=whole)
+    recent = half_life is not None and events.at is not None
+    strengths, bought = events.recent(half_life) if recent else events.weight, events.purchases
+    return replace(
+        rows,
+        weights=None if strengths is None else torch.from_numpy(strengths.copy()),
+        weak=None if bought is None else torch.from_numpy(~bought),
+    )
 
 
 class ModelUsers:
@@ -300,10 +276,10 @@ class ModelUsers:
             return np.bincount(table["row"].to_numpy() - start, minlength=end - start), table
 
         taken = []
-        for file, span in zip(self._pairs, self._spans, strict=True):
+        for file, whole in zip(self._pairs, self._wholes, strict=True):
             lengths, found = pairs(file)
             facts = [found[name].to_numpy() if name in found.column_names else None for name in FACT_NAMES]
-            taken.append(span.rows(lengths, found["column"].to_numpy(), facts, self._half_life))
+            taken.append(_histories(lengths, found["column"].to_numpy(), facts, whole, self._half_life))
         rejected: list[Ragged | None] = []
         for file in self._rejected:
             if not file.exists():
@@ -314,19 +290,19 @@ class ModelUsers:
         return ids, Histories(taken[0], taken[1], torch.arange(start, end), *rejected)
 
     @cached_property
-    def _spans(self) -> list[Span]:
+    def _wholes(self) -> list[Whole]:
         times = self._half_life is not None
         return [
-            Span.of(_column(file, "weight"), _column(file, "at") if times else ()) for file in self._pairs
+            Whole.of(_column(file, "weight"), _column(file, "at") if times else ()) for file in self._pairs
         ]
 
     def sales(self, items: int, bundles: int) -> Sales:
         """Returns the number of sales of each item and of each bundle. What was only viewed is no sale."""
         sales = np.zeros(items, np.int64), np.zeros(bundles, np.int64)
-        for file, counts, span in zip(self._pairs, sales, self._spans, strict=True):
+        for file, counts, whole in zip(self._pairs, sales, self._wholes, strict=True):
             for batch in _open(file).iter_batches(2**20, columns=_present(file, "column", "weight")):
                 columns = batch["column"].to_numpy()
-                if span.tells_purchases and "weight" in batch.schema.names:
+                if whole.tells_purchases and "weight" in batch.schema.names:
                     columns = columns[batch["weight"].to_numpy() >= 1]
                 counts += np.bincount(columns, minlength=len(counts))
         return sales
@@ -361,31 +337,20 @@ class LayoutUsers:
             return rows_of(table[column]) if column in table.column_names else None
 
         taken, rejected = [], []
-        for (kind, columns), span in zip(_LISTS.items(), self._spans, strict=True):
+        for kind, matrix in _LISTS.items():
+            columns, whole = FACT_COLUMNS[matrix], self._layout.whole.get(matrix, Whole())
             facts = [found and found[1] for found in (known(columns[name]) for name in FACT_NAMES)]
-            taken.append(span.rows(*rows_of(table[kind]), facts, self._half_life))
+            taken.append(_histories(*rows_of(table[kind]), facts, whole, self._half_life))
             gone = known(columns["rejected"])
             rejected.append(None if gone is None else _ragged(*gone))
         return ids, Histories(taken[0], taken[1], users, *rejected)
-
-    @cached_property
-    def _spans(self) -> list[Span]:
-        files = [self._layout.folder / part.name for part in self._parts]
-        times = self._half_life is not None
-        return [
-            Span.of(
-                chain.from_iterable(_column(file, columns["weight"]) for file in files),
-                chain.from_iterable(_column(file, columns["at"]) for file in files) if times else (),
-            )
-            for columns in _LISTS.values()
-        ]
 
 
 Users: TypeAlias = ModelUsers | LayoutUsers
 Numbers: TypeAlias = npt.NDArray[Any]
 FACT_NAMES = ("at", "weight")
-_LISTS = {"items": FACT_COLUMNS["user_item"], "bundles": FACT_COLUMNS["user_bundle"]}
-"""For each column of positions: the columns with what is known about them."""
+_LISTS = {"items": "user_item", "bundles": "user_bundle"}
+"""For each column of positions: the matrix that it holds."""
 
 
 def _present(file: Path, *columns: str) -> list[str]:
@@ -400,15 +365,6 @@ def _column(file: Path, name: str) -> Iterator[Numbers]:
         for batch in _open(file).iter_batches(2**16, columns=[name]):
             values = batch.column(0)
             yield (values.flatten() if pa.types.is_list(values.type) else values).to_numpy()
-
-
-def _highest_weights(weights: Iterable[Numbers]) -> Iterator[float]:
-    """Yields the highest weight of each piece, and ends with the first that is a purchase."""
-    for part in weights:
-        if len(part):
-            yield float(part.max())
-            if part.max() >= 1:
-                return
 
 
 def _ragged(lengths: np.ndarray, positions: np.ndarray) -> Ragged:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from bundlemage.data.dataset import BundleDataset
 from bundlemage.data.shards import LAYOUT, Layout
 from bundlemage.data.splits import PROTOCOLS, Source, Split
 from bundlemage.engines.base import Engine, with_absolute_paths
@@ -197,10 +198,23 @@ def _part(job: TrainingJob, config: ModelConfig, group: Processes) -> tuple[Spli
     else:
         kind = "items" if sharded else "users"
         split = plan.divide(layout.dataset(ids=False, **{kind: group.share(layout.sizes[kind])}))
+        if (half_life := getattr(config, "chosen_half_life", None)) is not None:
+            split = replace(split, train=_with_scale(split.train, half_life, group))
     sizes = Sizes.of(split.dataset)
     if not sharded:
         return split, DividedUsers(group, sizes.users)
     return split, DividedItems(group, sizes.items, sizes.bundles)
+
+
+def _with_scale(train: BundleDataset, half_life: float, group: Processes) -> BundleDataset:
+    """Returns training data with some pairs of `user_item`, whose recent weights are on the scale that all
+    processes' pairs tell."""
+    events = train.item_events
+    if events.at is None or events.whole is None:
+        return train
+    before, after = group.totals(events.sums(half_life))
+    scaled = replace(events, whole=replace(events.whole, scale=before / after if after else 1.0))
+    return train.with_item_events(scaled)
 
 
 # ── Several processes of this machine ────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@ and sum over items and bundles, so its equations are the same for one process an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -56,6 +57,12 @@ class Processes(Unchanging):
         values = [value]
         dist.broadcast_object_list(values, src=0)
         return values[0]
+
+    def totals(self, numbers: Sequence[float]) -> list[float]:
+        """Adds up each number over all processes. Every process gets the same bits."""
+        every: list[Sequence[float]] = [()] * self.size
+        dist.all_gather_object(every, numbers)
+        return [sum(each) for each in zip(*every, strict=True)]
 
     def gathered(self, rows: Tensor, count: int) -> Tensor | None:
         """Collects all `count` rows from the processes on the first process's CPU. Others get None."""
