@@ -480,8 +480,8 @@ class BundleDataset:
             digests |= self._known(events) or {
                 f"{name}_{fact}": _digest(part)
                 for fact in FACTS
-                if (part := getattr(events, fact))
-                is not None  # data without events keeps the fingerprint that it always had
+                # Data without events keeps the fingerprint that it always had.
+                if (part := getattr(events, fact)) is not None
             }
         return digests
 

@@ -39,8 +39,6 @@ class Whole:
     oldest: int | None = None
     now: int | None = None
     """The first and the last known time; None: no time is known."""
-    scale: float | None = None
-    """What the weights of `Events.strengths` are multiplied by; None: the pairs at hand tell it."""
 
     @classmethod
     def of(cls, weights: Iterable[Weights | None], times: Iterable[Times | None]) -> Whole:
@@ -51,6 +49,14 @@ class Whole:
         if not ends:
             return cls(tells_purchases)
         return cls(tells_purchases, min(first for first, _ in ends), max(last for _, last in ends))
+
+
+@dataclass(frozen=True)
+class Divided(Whole):
+    """The same for pairs that are divided among processes."""
+
+    scale: float | None = None
+    """What the weights of `Events.recent` are multiplied by; None: the pairs at hand tell it."""
 
 
 def _highest(weights: Iterable[Weights | None]) -> Iterator[float]:
@@ -77,10 +83,10 @@ class Events:
     """Set if these are facts about some pairs of a larger matrix. None: they are about all pairs."""
 
     def __post_init__(self) -> None:
-        # Of a larger matrix, other parts may have times and weights, so this part keeps its own as well.
-        if self.at is not None and self.whole is None and not (self.at != UNDATED).any():
+        divided = isinstance(self.whole, Divided)  # the pairs of other processes may have times and weights
+        if self.at is not None and not divided and not (self.at != UNDATED).any():
             object.__setattr__(self, "at", None)
-        if self.weight is not None and self.whole is None and bool((self.weight == 1).all()):
+        if self.weight is not None and not divided and bool((self.weight == 1).all()):
             object.__setattr__(self, "weight", None)
         if self.rejected is not None and not self.rejected.nnz:
             object.__setattr__(self, "rejected", None)
@@ -139,7 +145,7 @@ class Events:
         """
         if half_life is None or self.at is None:
             return self.weight
-        scale = None if self.whole is None else self.whole.scale
+        scale = self.whole.scale if isinstance(self.whole, Divided) else None
         if scale is None:
             before, after = self.sums(half_life)
             scale = before / after if after else 1.0

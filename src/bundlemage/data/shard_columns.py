@@ -98,9 +98,8 @@ class MatrixDigests:
             else:
                 digest.update(values.astype({"at": "<i8", "weight": "<f4"}[fact], copy=False).tobytes())
                 known = values[values != UNDATED] if fact == "at" else values
-                self._ends[fact].append(
-                    np.array([known.min(), known.max()] if len(known) else [], known.dtype)
-                )
+                ends = [known.min(), known.max()] if len(known) else []
+                self._ends[fact].append(np.array(ends, known.dtype))
 
     @property
     def whole(self) -> Whole | None:
@@ -148,7 +147,7 @@ class MatrixRows:
         for each in self._rows.values():
             each.append((np.zeros(rows, np.int32), np.empty(0, np.int32)))
 
-    def take(self, shape: tuple[int, int], whole: Whole | None) -> tuple[sparse.csr_matrix, Events]:
+    def take(self, shape: tuple[int, int], whole: Whole | None = None) -> tuple[sparse.csr_matrix, Events]:
         """Returns the matrix and what is known about its pairs. Nothing is kept. `whole` is for a matrix with
         only some of the pairs (see `Events`)."""
         matrix = _matrix(self._rows.pop(""), shape)

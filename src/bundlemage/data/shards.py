@@ -27,7 +27,7 @@ from bundlemage.data.dataset import (
     Vocabulary,
     catalogue_table,
 )
-from bundlemage.data.events import NOTHING_KNOWN, Whole
+from bundlemage.data.events import NOTHING_KNOWN, Divided, Whole
 from bundlemage.data.folders import beside, write_whole
 from bundlemage.data.shard_columns import (
     FACT_COLUMNS,
@@ -191,8 +191,10 @@ class Layout:
         }
         parts: dict[str, Any] = {}
         for name, (owners, column) in MATRICES.items():
-            whole = self.whole.get(name) if partly and name == "user_item" else None
-            parts[name], events = found.pop(name).take((self.sizes[owners], self.sizes[column]), whole)
+            shape, whole = (self.sizes[owners], self.sizes[column]), None
+            if partly and name == "user_item" and name in self.whole:
+                whole = Divided(**asdict(self.whole[name]))
+            parts[name], events = found.pop(name).take(shape, whole)
             if name in EVENTS_OF:
                 parts[EVENTS_OF[name]] = events
         known: list[tuple[object, Mapping[str, str]]] = []

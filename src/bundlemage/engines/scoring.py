@@ -239,9 +239,11 @@ def _histories(
 ) -> Ragged:
     """Returns rows of pairs with their weights. `lengths` are those of the rows. `facts` are the times and
     weights of the pairs, if known."""
-    rows, events = _ragged(lengths, positions), Events(*facts, whole=whole)
-    recent = half_life is not None and events.at is not None
-    strengths, bought = events.recent(half_life) if recent else events.weight, events.purchases
+    at, weight = facts
+    rows, events = _ragged(lengths, positions), Events(at, weight, whole=whole)
+    strengths, bought = events.weight, events.purchases
+    if half_life is not None and events.at is not None:
+        strengths = events.recent(half_life)
     return replace(
         rows,
         weights=None if strengths is None else torch.from_numpy(strengths.copy()),

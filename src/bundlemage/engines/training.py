@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from bundlemage.data.dataset import BundleDataset
+from bundlemage.data.events import Divided
 from bundlemage.data.shards import LAYOUT, Layout
 from bundlemage.data.splits import PROTOCOLS, Source, Split
 from bundlemage.engines.base import Engine, with_absolute_paths
@@ -210,7 +211,7 @@ def _with_scale(train: BundleDataset, half_life: float, group: Processes) -> Bun
     """Returns training data with some pairs of `user_item`, whose recent weights are on the scale that all
     processes' pairs tell."""
     events = train.item_events
-    if events.at is None or events.whole is None:
+    if events.at is None or not isinstance(events.whole, Divided):
         return train
     before, after = group.totals(events.sums(half_life))
     scaled = replace(events, whole=replace(events.whole, scale=before / after if after else 1.0))
