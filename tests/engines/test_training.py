@@ -17,15 +17,11 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from benchmarks.scoring import command_of, family
 from bundlemage import Recommender
-from bundlemage.data.dataset import BundleDataset, binary_matrix, pairs_of
-from bundlemage.data.events import DAY, UNDATED, Events
-from bundlemage.data.leakage import without
 from bundlemage.data.shards import write_layout
 from bundlemage.data.splits import Split, SplitPlan
 from bundlemage.engines.base import Engine, engine
@@ -36,7 +32,7 @@ from bundlemage.readers.load import read
 from bundlemage.recipe import Recipe
 from bundlemage.training.checkpoint import RunFolder
 from bundlemage.training.history import EpochRecord, Observer
-from tests.leaking_shop import leaking_shop
+from tests.leaking_shop import leaking_shop, uneven_shop
 from tests.waiting import wait_until
 
 SETTINGS = {"epochs": 5, "batch_size": 300, "embedding_dim": 32, "seed": 3, "device": "cpu"}
@@ -147,30 +143,10 @@ def test_processes_agree_on_histories_that_give_answers_away(item_tables: str, t
     assert alone.history == found.history
 
 
-def shop_with_events() -> BundleDataset:
-    """A shop that looks different from its parts: the first users only viewed items, and the last items have
-    neither times nor weights."""
-    shop, random = leaking_shop(users=110, size=8), np.random.default_rng(0)
-    users, items = pairs_of(shop.user_item)
-    weight = np.where(users < 60, 0.3, random.choice([0.2, 1, 2], len(users)))
-    at = random.integers(300, size=len(users)) * DAY
-    last = items >= 50
-    item_events = Events(
-        np.where(last | (random.random(len(at)) < 0.1), UNDATED, at),
-        np.where(last, 1, weight).astype(np.float32),
-        without(binary_matrix(np.arange(100), np.arange(100), shop.user_item.shape), shop.user_item),
-    )
-    bundle_events = Events(
-        random.integers(400, size=shop.user_bundle.nnz) * DAY,
-        random.choice([0.5, 1, 3], shop.user_bundle.nnz).astype(np.float32),
-    )
-    return replace(shop, item_events=item_events, bundle_events=bundle_events)
-
-
 @pytest.mark.parametrize("item_tables", ["replicated", "sharded"])
 @pytest.mark.parametrize("protocol", ["paper", "time"])
 def test_processes_agree_on_weights_and_times(item_tables: str, protocol: str, tmp_path: Path) -> None:
-    shop = shop_with_events()
+    shop = uneven_shop()
     split = SplitPlan(protocol).divide(shop)
     write_layout(shop, tmp_path / "layout", shard_rows=40)
     recipe = RECIPE.changed({"epochs": 2, "batch_size": 40, "half_life": 30.0}, {"protocol": protocol})

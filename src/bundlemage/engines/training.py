@@ -200,16 +200,16 @@ def _part(job: TrainingJob, config: ModelConfig, group: Processes) -> tuple[Spli
         kind = "items" if sharded else "users"
         split = plan.divide(layout.dataset(ids=False, **{kind: group.share(layout.sizes[kind])}))
         if (half_life := getattr(config, "chosen_half_life", None)) is not None:
-            split = replace(split, train=_with_scale(split.train, half_life, group))
+            split = replace(split, train=on_one_scale(split.train, half_life, group))
     sizes = Sizes.of(split.dataset)
     if not sharded:
         return split, DividedUsers(group, sizes.users)
     return split, DividedItems(group, sizes.items, sizes.bundles)
 
 
-def _with_scale(train: BundleDataset, half_life: float, group: Processes) -> BundleDataset:
-    """Returns training data with some pairs of `user_item`, whose recent weights are on the scale that all
-    processes' pairs tell."""
+def on_one_scale(train: BundleDataset, half_life: float, group: Processes) -> BundleDataset:
+    """Returns training data in which recent pairs of `user_item` have the weights that they have in one
+    process. Each process has some of the pairs, so the sums that the weights depend on are added up."""
     events = train.item_events
     if events.at is None or not isinstance(events.whole, Divided):
         return train
