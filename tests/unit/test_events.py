@@ -75,6 +75,9 @@ def test_newer_pairs_weigh_more() -> None:
     assert facts.recent(10).tolist() == [0.5, 3, 1]
     part = replace(facts, whole=Whole(oldest=0, now=30 * DAY))
     assert part.recent(10).tolist() == [0.25, 1.5, 0.25]
+    long_ago = replace(facts, whole=Whole(oldest=0, now=10_000 * DAY)).strengths(0.5)
+    assert long_ago is not None
+    assert long_ago.tolist() == [1, 3, 2]
     with pytest.raises(ValueError, match="no times"):
         Events().recent(10)
 

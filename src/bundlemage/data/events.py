@@ -216,7 +216,8 @@ class Events:
         whole = self.whole or Whole.of((), [self.at])
         now, oldest = whole.now or 0, whole.oldest or 0  # without any time, all pairs are equally old
         ages = (now - np.maximum(self.at, oldest)).clip(min=0) / DAY
-        decay: npt.NDArray[np.float64] = np.exp2(-ages / half_life)
+        # Beyond 1,000 half-lives, 64 bits could hold only 0.
+        decay: npt.NDArray[np.float64] = np.exp2(-np.minimum(ages / half_life, 1000))
         return decay if self.weight is None else decay * self.weight
 
 

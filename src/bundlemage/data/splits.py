@@ -414,10 +414,6 @@ def _new_bundles(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Spl
     return Split(dataset, train, validation, test, None, plan.protocol, plan, new)
 
 
-ENOUGH_NEW = 20
-"""The protocol `time` completes the bundles that are first sold in the test, if there are this many."""
-
-
 def _by_time(dataset: BundleDataset, plan: SplitPlan, random: Random) -> Split:
     """What came before a moment is learned, the next stretch validates, and the last one is tested, with the
     same moments for all users. Nothing after the first moment is learned: no bundles, no items, no weaker

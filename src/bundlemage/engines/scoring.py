@@ -230,11 +230,11 @@ class AnswersFolder(ResumableFolder):
 # ── Users from files ─────────────────────────────────────────────────────────────────────────────
 
 
-def _histories(
+def _weighted_rows(
     lengths: Numbers,
     positions: Numbers,
     facts: Sequence[Numbers | None],
-    whole: Whole,
+    whole: Whole | None,
     half_life: float | None,
 ) -> Ragged:
     """Returns rows of pairs with their weights. `lengths` are those of the rows. `facts` are the times and
@@ -281,7 +281,7 @@ class ModelUsers:
         for file, whole in zip(self._pairs, self._wholes, strict=True):
             lengths, found = pairs(file)
             facts = [found[name].to_numpy() if name in found.column_names else None for name in FACT_NAMES]
-            taken.append(_histories(lengths, found["column"].to_numpy(), facts, whole, self._half_life))
+            taken.append(_weighted_rows(lengths, found["column"].to_numpy(), facts, whole, self._half_life))
         rejected: list[Ragged | None] = []
         for file in self._rejected:
             if not file.exists():
@@ -340,9 +340,9 @@ class LayoutUsers:
 
         taken, rejected = [], []
         for kind, matrix in _LISTS.items():
-            columns, whole = FACT_COLUMNS[matrix], self._layout.whole.get(matrix, Whole())
+            columns, whole = FACT_COLUMNS[matrix], self._layout.whole.get(matrix)
             facts = [found and found[1] for found in (known(columns[name]) for name in FACT_NAMES)]
-            taken.append(_histories(*rows_of(table[kind]), facts, whole, self._half_life))
+            taken.append(_weighted_rows(*rows_of(table[kind]), facts, whole, self._half_life))
             gone = known(columns["rejected"])
             rejected.append(None if gone is None else _ragged(*gone))
         return ids, Histories(taken[0], taken[1], users, *rejected)
