@@ -60,6 +60,17 @@ def test_answer_lists_and_slices_are_shown_with_what_they_mean(visit: Visit, mod
             expect(row.get_by_text("this says little")).to_have_count(int(each["little"]))
 
 
+def test_purchases_are_shown_by_month(visit: Visit, service: Service) -> None:
+    months = service.get("/v1/insights")["months"]
+    page = visit.open("/insights")
+    rows = page.locator("#months dl > div")
+    expect(rows).to_have_count(len(months))
+    for row, month in zip(rows.all(), months, strict=True):
+        expect(row.locator("dd")).to_have_text(f"{month['purchases']:,}")
+    if not months:
+        expect(page.locator("#months")).to_contain_text("No purchase has a time yet")
+
+
 def test_curves_can_be_read_by_arrow_keys_and_as_a_table(visit: Visit, model: Path) -> None:
     records = [json.loads(line) for line in (model / "history.jsonl").read_text().splitlines()]
     page = visit.open("/insights")

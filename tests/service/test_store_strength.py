@@ -134,6 +134,18 @@ def test_only_purchases_are_sales(shop: Store) -> None:
     assert shop.sales() == Sales({"lamp": 1}, {"room": 1})
 
 
+def test_purchases_of_bundles_are_counted_by_month(shop: Store) -> None:
+    def at(text: str) -> datetime:
+        return datetime.fromisoformat(f"{text}+00:00")
+
+    times = {"ann": "2026-01-31T23:00", "bob": "2026-02-01T00:00", "eve": "2026-02-28T23:59"}
+    events = [replace(event("buy", user=user, thing="room"), at=at(text)) for user, text in times.items()]
+    viewed = replace(event("view", user="joe", thing="room"), at=at("2026-03-01T00:00"))
+    item = replace(event("buy", user="joe"), at=at("2026-03-01T00:00"))
+    shop.add_interactions([*events, viewed, item])
+    assert list(shop.sales().by_month.items()) == [("2026-01", 1), ("2026-02", 2)]
+
+
 def test_a_view_is_no_taking(shop: Store) -> None:
     shop.add_served([Served("r", "bundles", "ann", "m", ("room", "hall"), NOON)])
     shop.add_interactions([event("view", 1, thing="room"), event("return", 1, thing="hall")])

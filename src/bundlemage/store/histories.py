@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import CompoundSelect, TextualSelect
 
-from bundlemage.data.events import UNDATED
+from bundlemage.data.events import DAY, UNDATED
 from bundlemage.errors import BundleMageError, IdempotencyError, StoreError
 from bundlemage.store.catalogue import Kind, check_known
 from bundlemage.store.connections import StorePart
@@ -255,7 +255,8 @@ class HistoryStore(StorePart):
         If nothing has a weight of 1 or more, the weights are no such scale, and all that users have counts.
         """
         with self._database.snapshot(long=True) as connection:
-            return Sales(*(_sales(connection, table, thing) for table, thing in _TABLES.values()))
+            items, bundles = (_sales(connection, table, thing) for table, thing in _TABLES.values())
+            return Sales(items, bundles, _by_month(connection))
 
     def add_served(self, answers: Sequence[Served]) -> None:
         """Write answers, except those whose user was erased after the answer."""
@@ -504,6 +505,18 @@ def _sales(connection: Connection, table: Table, thing: sa.Column[str]) -> dict[
         return counted(IS_WEAK, table.c.weight > 0)
     left = {name: users - weak.get(name, 0) for name, users in sales.items()}
     return {name: users for name, users in left.items() if users}
+
+
+def _by_month(connection: Connection) -> dict[str, int]:
+    """Returns the number of dated purchases of bundles in each month. The database counts them by day."""
+    at = sa.type_coerce(user_bundle.c.at, sa.BigInteger)
+    day = at.op("/")(sa.literal_column(str(DAY))).label("day")
+    bought = sa.or_(user_bundle.c.weight.is_(None), user_bundle.c.weight >= 1)
+    query = select(day, func.count().label("purchases")).where(at.is_not(None), bought)
+    months: Counter[str] = Counter()
+    for row in connection.execute(query.group_by(day).order_by(day)):
+        months[f"{datetime(1970, 1, 1) + timedelta(days=row.day):%Y-%m}"] += row.purchases
+    return dict(months)
 
 
 def _digest(interactions: Sequence[InteractionRecord]) -> bytes:

@@ -157,6 +157,8 @@ class Sales:
 
     items: Mapping[str, int]
     bundles: Mapping[str, int]
+    by_month: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """The number of dated purchases of bundles in each month, such as `2026-11`, in the order of time."""
 
 
 @dataclass(frozen=True)

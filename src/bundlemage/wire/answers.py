@@ -357,6 +357,12 @@ class ServedOut(Out):
     """The number of recommended bundles that users took after the recommendation."""
 
 
+class MonthOut(Out):
+    month: str
+    """Such as `2026-11`."""
+    purchases: int
+
+
 class Insights(Out):
     model: ServingModel
     popularity: tuple[Exposure, ...]
@@ -365,6 +371,9 @@ class Insights(Out):
     """The number of bundles that are not in `popularity`."""
     latency: Latency
     served: ServedOut
+    months: tuple[MonthOut, ...]
+    """The purchases of bundles in the last twelve months with a purchase. Those without a time are left
+    out. They are counted every five minutes."""
 
 
 class Health(Out):

@@ -25,6 +25,7 @@ from bundlemage.wire.answers import (
     Insights,
     ModelLine,
     Models,
+    MonthOut,
     Reloaded,
     ServedOut,
     ServingModel,
@@ -39,6 +40,8 @@ router = APIRouter(prefix="/v1", tags=["models"])
 DAYS_OF_INSIGHT = 7
 MOST_EXPOSURES = 2000
 """Maximum number of bundles in /insights. A chart cannot show more."""
+MOST_MONTHS = 12
+"""The number of months in /insights."""
 BUNDLES_AT_A_TIME = 200
 """The number of bundles that are described at a time. In between, other requests get their turn."""
 
@@ -106,6 +109,10 @@ def _insights(service: Service, live: Live, progress: Progress) -> bytes:
         left_out=left_out,
         latency=service.metrics.latency(),
         served=ServedOut(since=served.cut_at or since, answers=served.answers, taken=served.taken),
+        months=tuple(
+            MonthOut(month=month, purchases=purchases)
+            for month, purchases in list(live.sales.by_month.items())[-MOST_MONTHS:]
+        ),
     )
     return found.model_dump_json().encode()
 

@@ -7,7 +7,7 @@ import { busy, byId, h, moment, percent } from "./dom.js";
 import { announce, carryUser, emptyBox, frame, problemBox, setAddress, toast } from "./frame.js";
 import { measures } from "./measures.js";
 import { inThree, quality, training, trainingWords } from "./quality.js";
-import { latency, popularity, served } from "./traffic.js";
+import { latency, months, popularity, served } from "./traffic.js";
 
 const start = new URLSearchParams(location.search);
 const gateAsking = new Newest();
@@ -161,6 +161,7 @@ async function load() {
     byId("latency").replaceChildren(...[latency(insights.latency)].flat());
     byId("served").replaceChildren(...served(insights.served));
     byId("popularity").replaceChildren(...[popularity(insights.popularity, insights.left_out)].flat());
+    byId("months").replaceChildren(...[months(insights.months)].flat());
     drawModels(published);
     byId("all").hidden = false;
     byId("all").removeAttribute("aria-busy");

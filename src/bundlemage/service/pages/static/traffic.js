@@ -4,6 +4,28 @@ import { shareScatter } from "./charts.js";
 import { count, figure, h, moment, plural, titleOf } from "./dom.js";
 import { emptyBox } from "./frame.js";
 
+/** Rows of a name, a value as text, and a bar. `rows` are [name, text, number]. */
+function bars(rows) {
+  const highest = Math.max(...rows.map(([, , value]) => value), 0.001);
+  return h(
+    "dl",
+    { class: "bars" },
+    rows.map(([name, text, value]) =>
+      h(
+        "div",
+        {},
+        h("dt", {}, name),
+        h("dd", {}, text),
+        h(
+          "span",
+          { class: "bar", "aria-hidden": "true" },
+          h("span", { style: { width: `${(value / highest) * 100}%` } }),
+        ),
+      ),
+    ),
+  );
+}
+
 export function latency(data) {
   if (!data.count || data.p50_ms === null)
     return emptyBox("No response time yet", "Open the shop: every recommendation is timed.");
@@ -12,26 +34,29 @@ export function latency(data) {
     ["95 of 100 within", data.p95_ms],
     ["99 of 100 within", data.p99_ms],
   ];
-  const highest = Math.max(...rows.map(([, value]) => value ?? 0), 0.001);
   return [
-    h(
-      "dl",
-      { class: "latency" },
-      rows.map(([name, value]) =>
-        h(
-          "div",
-          {},
-          h("dt", {}, name),
-          h("dd", {}, `${figure(value ?? 0)} ms`),
-          h(
-            "span",
-            { class: "bar", "aria-hidden": "true" },
-            h("span", { style: { width: `${((value ?? 0) / highest) * 100}%` } }),
-          ),
-        ),
-      ),
-    ),
+    bars(rows.map(([name, value]) => [name, `${figure(value ?? 0)} ms`, value ?? 0])),
     h("p", { class: "fine" }, `Measured over the last ${plural(data.count, "answer")} of this process.`),
+  ];
+}
+
+const monthName = new Intl.DateTimeFormat("en", { month: "short", year: "numeric", timeZone: "UTC" });
+
+/** `rows` are months with a purchase of a bundle, in the order of time. */
+export function months(rows) {
+  if (!rows.length)
+    return emptyBox(
+      "No purchase has a time yet",
+      "Purchases that the service records have one. Tables need a column with dates or times.",
+    );
+  const named = rows.map(({ month, purchases }) => [
+    monthName.format(new Date(`${month}-01T00:00:00Z`)),
+    count(purchases),
+    purchases,
+  ]);
+  return [
+    bars(named),
+    h("p", { class: "fine" }, "Purchases of bundles with a known time, counted every five minutes."),
   ];
 }
 
