@@ -223,7 +223,8 @@ class RecordShelf(Shelf):
         if "tagged" in kept:
             tagged: dict[str, Positions] = dict(kept["tagged"])
             for record, place in zip(changes, places, strict=True):
-                old = before._records.get(record.id)
+                # An item that was not known yet, and is now by its content, has no entries.
+                old = before._records.get(record.id) if record.id in before.ids else None
                 for tag in set(old.tags if old else ()):
                     tagged[tag] = tagged[tag][tagged[tag] != place]
                 for tag in record.tags:

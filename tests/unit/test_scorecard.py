@@ -336,6 +336,7 @@ class TestTable:
 class TestCommand:
     def test_it_has_the_data_and_the_split_and_no_password(self) -> None:
         fitted = Recommender("bundlemage", device="cpu", epochs=7, seed=3, embedding_dim=8)
+        fitted.fit(small_shop(), SplitPlan("none"), progress=False, calibrate=False)
         fitted.plan = SplitPlan("full", seed=5, histories="as given")
         address = "postgresql://shop:hunter2@db.example/shop"
         told = commands(fitted, address, Path("my model"), {"user_item": "select 1"}, final=True)

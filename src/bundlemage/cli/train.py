@@ -101,9 +101,10 @@ def train(
             the held-out pairs.
         --order: Which bundles of a user are held out: the last ones (time), any (random), or, by default, the
             last ones if their times are known (auto).
-        --test-from, --validate-from DATE: For --protocol time: the dates from which purchases are tested, and
-            from which they validate. By default, the last 20% of the purchases are tested, and the 10% before
-            them validate.
+        --test-from DATE: For --protocol time: the date from which purchases are tested. By default, the last
+            20% of the purchases are tested.
+        --validate-from DATE: For --protocol time: the date from which purchases validate. By default, the 10%
+            of the purchases before the tested ones validate.
         --final: Afterwards, train again on all data, with the number of epochs that was best and the same
             choice of models, and save that model. It is the one to serve. The figures are those of the
             model that held pairs out.

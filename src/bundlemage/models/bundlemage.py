@@ -446,7 +446,7 @@ class BundleMage(Completer, Divisible, Indexable, SalesScorer, Embedder, Gated, 
             if targets is not None:
                 # The equation averages over users, but a batch holds pairs: multiply by pairs / users.
                 weights = weights * (len(data.user_bundle.values) / self.sizes.users)
-            weights = weights / at_least(data.user_bundle.rows(users).row_sums())  # 1 / ‖r_u‖₁
+            weights = weights / at_least(data.user_bundle.row_sums()[users])  # 1 / ‖r_u‖₁
             if targets is not None:
                 weights = weights / data.bundle_item.lengths[targets].clamp(min=1)  # 1 / ‖x_b‖₁
         own = None if pairs is None else data.pair_weights(pairs)
